@@ -1,0 +1,127 @@
+"""Kernel configuration: the tile sizes of the Mosaic GPU ring and the laws they must obey."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+# Largest dynamic shared memory a block may ask for on sm_90 (CUDA C++ Programming Guide, "Compute Capability 9.x").
+SMEM_LIMIT_BYTES = 232_448
+# The kernel's operands are f16 or bf16 and its result has their type.
+OPERAND_BYTES = 2
+# A warpgroup is 128 threads; its accumulator tile lives in their registers, beside addresses and the epilogue's values.
+WARPGROUP_THREADS = 128
+MAX_ACCUMULATOR_REGISTERS = 192
+NUM_COMPUTE_WARPGROUPS = 2
+# Mbarriers (8 bytes each) and the padding that the 1024-byte alignment of swizzled tiles can cost.
+SMEM_RESERVE_BYTES = 2_048
+
+
+class MatmulDimension(enum.Enum):
+    """A dimension of the output tile."""
+
+    M = "M"
+    N = "N"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelConfig:
+    """Tiles of the Mosaic GPU ring kernel; names follow jax's ``pallas/ops/gpu``. Invalid values raise ``ValueError``.
+
+    The two compute warpgroups of a block (CTA) lie side by side along ``wg_dimension``, so a CTA computes
+    ``cta_tile_m x cta_tile_n`` outputs. The defaults are the article's example configuration.
+    """
+
+    tile_m: int = 128
+    """Output rows of one warpgroup: a multiple of 64 (the wgmma instruction's M)."""
+    tile_n: int = 128
+    """Output columns of one warpgroup: a multiple of the swizzle's elements, at most 256 (wgmma's N)."""
+    tile_k: int = 64
+    """Depth of one pipeline step: 16, 32, 64 or 128 elements."""
+    max_concurrent_steps: int = 4
+    """Pipeline depth: SMEM slots of lhs and rhs tiles. At least 2, as a sent slot is released one step late."""
+    epi_tile_m: int = 64
+    """Rows that the epilogue stores at a time; divides ``tile_m``."""
+    epi_tile_n: int = 64
+    """Columns that the epilogue stores at a time; divides ``tile_n``."""
+    grid_minor_dim: MatmulDimension = MatmulDimension.N
+    """Dimension that the raster order walks fastest."""
+    grid_tile_width: int = 8
+    """Width of a raster group in tiles: tiles of one group share operands in the L2."""
+    wg_dimension: MatmulDimension = MatmulDimension.N
+    """Dimension along which the two compute warpgroups split the CTA's tile."""
+
+    def __post_init__(self) -> None:
+        for name in ("tile_m", "tile_n", "tile_k", "max_concurrent_steps", "epi_tile_m", "epi_tile_n", "grid_tile_width"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if self.tile_m % 64:
+            raise ValueError(f"tile_m={self.tile_m} must be a multiple of 64, the M of a wgmma instruction")
+        if self.tile_k not in (16, 32, 64, 128):
+            raise ValueError(f"tile_k={self.tile_k} must be 16, 32, 64 or 128: a swizzled row is at most 128 bytes")
+        if self.tile_n > 256 or self.tile_n % self.swizzle_elems:
+            raise ValueError(
+                f"tile_n={self.tile_n} must be a multiple of {self.swizzle_elems} (the swizzle that "
+                f"tile_k={self.tile_k} gives) and at most 256, the N of a wgmma instruction"
+            )
+        if self.max_concurrent_steps < 2:
+            raise ValueError(f"max_concurrent_steps={self.max_concurrent_steps} must be at least 2")
+        if self.tile_m % self.epi_tile_m or self.epi_tile_m % 64:
+            raise ValueError(f"epi_tile_m={self.epi_tile_m} must be a multiple of 64 that divides tile_m={self.tile_m}")
+        if self.tile_n % self.epi_tile_n or self.epi_tile_n % 8:
+            raise ValueError(f"epi_tile_n={self.epi_tile_n} must be a multiple of 8 that divides tile_n={self.tile_n}")
+        registers = self.tile_m * self.tile_n // WARPGROUP_THREADS
+        if registers > MAX_ACCUMULATOR_REGISTERS:
+            raise ValueError(
+                f"tile_m={self.tile_m} x tile_n={self.tile_n} needs {registers} accumulator registers a thread; "
+                f"at most {MAX_ACCUMULATOR_REGISTERS} fit"
+            )
+        if (needed := smem_bytes(self)) > SMEM_LIMIT_BYTES:
+            raise ValueError(
+                f"tile_m={self.tile_m}, tile_n={self.tile_n}, tile_k={self.tile_k} with "
+                f"max_concurrent_steps={self.max_concurrent_steps} need {needed} bytes of shared memory a block; "
+                f"the limit is {SMEM_LIMIT_BYTES}"
+            )
+
+    @property
+    def cta_tile_m(self) -> int:
+        """Output rows of one CTA."""
+        return self.tile_m * (NUM_COMPUTE_WARPGROUPS if self.wg_dimension is MatmulDimension.M else 1)
+
+    @property
+    def cta_tile_n(self) -> int:
+        """Output columns of one CTA."""
+        return self.tile_n * (NUM_COMPUTE_WARPGROUPS if self.wg_dimension is MatmulDimension.N else 1)
+
+    @property
+    def swizzle_elems(self) -> int:
+        """Elements in a row of the shared-memory swizzle: what ``tile_k`` covers, at most 128 bytes."""
+        return min(self.tile_k, 128 // OPERAND_BYTES)
+
+    @property
+    def num_epilogue_slots(self) -> int:
+        """Epilogue buffers a warpgroup alternates between."""
+        return min(2, (self.tile_m // self.epi_tile_m) * (self.tile_n // self.epi_tile_n))
+
+
+def smem_bytes(config: KernelConfig) -> int:
+    """Shared memory of one CTA in bytes: pipeline slots, epilogue slots and the reserve for barriers and alignment."""
+    pipeline_step = (config.cta_tile_m + config.cta_tile_n) * config.tile_k
+    epilogue_slot = config.epi_tile_m * config.epi_tile_n
+    elements = (
+        config.max_concurrent_steps * pipeline_step
+        + NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * epilogue_slot
+    )
+    return elements * OPERAND_BYTES + SMEM_RESERVE_BYTES
+
+
+def validate_shape(config: KernelConfig, *, m_shard: int, k: int, n_shard: int) -> None:
+    """Raise ``ValueError`` unless the tiles of ``config`` divide lhs ``[m_shard, k]`` and rhs ``[k, n_shard]``."""
+    rules = (
+        ("m_shard", m_shard, "cta_tile_m", config.cta_tile_m, "tile_m x warpgroups on M"),
+        ("n_shard", n_shard, "cta_tile_n", config.cta_tile_n, "tile_n x warpgroups on N"),
+        ("k", k, "tile_k", config.tile_k, "depth of a pipeline step"),
+    )
+    for dim, size, tile, tile_size, meaning in rules:
+        if size % tile_size:
+            raise ValueError(f"{dim}={size} must be a multiple of {tile}={tile_size} ({meaning})")
