@@ -1,0 +1,39 @@
+"""How a job ends badly: each class of error has its exit code and its word for the RESULT line."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_CHECK_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INFRASTRUCTURE = 3
+
+
+class JobError(Exception):
+    """An error that the job reports in one line, without a traceback."""
+
+    exit_code: int
+    status: str
+
+
+class UsageError(JobError):
+    """The user's mistake: an option, its value and the rule it breaks."""
+
+    exit_code = EXIT_USAGE
+    status = "usage_error"
+
+
+class InfrastructureError(JobError):
+    """No capacity, no connection, a rank that died or hangs, a disk that is full: nothing that the config can mend."""
+
+    exit_code = EXIT_INFRASTRUCTURE
+    status = "infrastructure_error"
+
+
+class JobStopped(BaseException):
+    """The job was told to stop by a signal; ``exit_code`` is 128 plus its number, as shells report it."""
+
+    status = "stopped"
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by signal {signal_number}")
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,192 @@
+"""What the job measures and writes down: cases, checks, times and the rows of the journal.
+
+The classes are the file format of ``results.jsonl``: one JSON object a line, one line per case and implementation. A row
+can't hold a time unless its check passed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+FORMAT_VERSION = 1
+# In the order of the table; README.md defines each.
+TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
+# The time that speedups, TFLOP/s and bandwidth are computed from.
+HEADLINE = "in_graph_us"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One problem: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` ranks."""
+
+    name: str
+    m_shard: int
+    k: int
+    n_shard: int
+    dtype: str
+    num_ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.name} m_shard={self.m_shard} k={self.k} n_shard={self.n_shard} {self.dtype} D={self.num_ranks}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Minimum, median and maximum over ranks of the ranks' own values (medians of a time in microseconds)."""
+
+    min: float
+    median: float
+    max: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Spread:
+        """Of one value a rank."""
+        return cls(min(values), statistics.median(values), max(values))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankCheck:
+    """What one rank found when it compared its results with the float32 oracle."""
+
+    passed: bool
+    num_elements: int
+    """Elements compared over all calls."""
+    num_wrong: int
+    """Elements further from the oracle than the tolerance, or not finite."""
+    max_error: float
+    """Largest absolute error."""
+    relative_error: float
+    """Largest ``||result - oracle|| / ||oracle||`` (Frobenius norms) of a call."""
+    relative_tolerance: float
+    """What ``relative_error`` must not exceed."""
+    integers_exact: bool
+    """Whether the call with integer data matched bit for bit."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """The check of all ranks: passed where every rank's passed."""
+
+    passed: bool
+    calls: int
+    num_elements: int
+    num_wrong: int
+    max_error: float
+    relative_error: float
+    relative_tolerance: float
+    integers_exact: bool
+    failed_ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def of_ranks(cls, ranks: Sequence[RankCheck], calls: int) -> Check:
+        """Counts added up, errors by their maximum."""
+        return cls(
+            passed=all(r.passed for r in ranks),
+            calls=calls,
+            num_elements=sum(r.num_elements for r in ranks),
+            num_wrong=sum(r.num_wrong for r in ranks),
+            max_error=max(r.max_error for r in ranks),
+            relative_error=max(r.relative_error for r in ranks),
+            relative_tolerance=max(r.relative_tolerance for r in ranks),
+            integers_exact=all(r.integers_exact for r in ranks),
+            failed_ranks=tuple(i for i, r in enumerate(ranks) if not r.passed),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Derived:
+    """Figures computed from the headline time (maximum over ranks of ``in_graph_us``); ``None``: not known here."""
+
+    tflops_per_gpu: float
+    utilisation: float | None
+    """Share of the device's dense tensor-core peak."""
+    ratio_to_local: float | None
+    """Time over the time of ``local``, the multiply without communication."""
+    speedup_over_xla: float | None
+    bus_bandwidth_gbps: float
+    """GB/s as nccl-tests defines it for all-gather."""
+    overlap_efficiency: float | None
+    """Share of the baseline's communication time that is hidden: (xla - t) / (xla - local)."""
+    article_bound_us: float | None
+    """``local`` plus 6 us for each of the D - 1 exchanges."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """GPU state of one rank while the case was timed, from NVML; medians of the samples."""
+
+    rank: int
+    num_samples: int
+    sm_clock_mhz: float
+    sm_clock_min_mhz: float
+    power_w: float
+    power_max_w: float
+    temperature_c: float
+    throttle_reasons: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the journal: a case, an implementation, its check and, where that passed, its times."""
+
+    case: Case
+    implementation: str
+    """What really ran: never ``auto``."""
+    requested: str
+    """What the config asked for; ``baseline`` for the rows beside it."""
+    reason: str | None = None
+    """Why ``auto`` took this implementation."""
+    config: dict[str, Any] | None = None
+    """Tiles of the kernel; ``None`` where there are none."""
+    check: Check
+    kernel_us: Spread | None = None
+    device_us: Spread | None = None
+    in_graph_us: Spread | None = None
+    call_us: Spread | None = None
+    samples_us: dict[str, list[list[list[float]]]] = dataclasses.field(default_factory=dict)
+    """Raw times by name: ``[rank][burst][sample]``."""
+    kernels_us: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Median time of each device kernel of a call by name, on the rank whose sum is largest."""
+    derived: Derived | None = None
+    telemetry: tuple[Telemetry, ...] = ()
+    attempt: int = 1
+    time: str = ""
+    """When the row was made: ISO 8601, UTC."""
+    version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if not self.check.passed and (self.samples_us or any(getattr(self, name) for name in TIMES)):
+            raise ValueError(f"{self.case}: {self.implementation} has a time although its check failed")
+
+    @property
+    def headline_us(self) -> float | None:
+        """Maximum over ranks of the headline time, or ``None`` where the check failed."""
+        spread: Spread | None = getattr(self, HEADLINE)
+        return spread.max if spread else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Row:
+        """From a JSON object that ``to_json`` made.
+
+        Raises:
+          ValueError: the object is of another format version.
+        """
+        if data.get("version") != FORMAT_VERSION:
+            raise ValueError(f"version={data.get('version')} of a row must be {FORMAT_VERSION}")
+        data = dict(data)
+        data["case"] = Case(**data["case"])
+        data["check"] = Check(**{**data["check"], "failed_ranks": tuple(data["check"]["failed_ranks"])})
+        for name in TIMES:
+            data[name] = Spread(**data[name]) if data.get(name) else None
+        data["derived"] = Derived(**data["derived"]) if data.get("derived") else None
+        data["telemetry"] = tuple(
+            Telemetry(**{**t, "throttle_reasons": tuple(t["throttle_reasons"])}) for t in data.get("telemetry", ())
+        )
+        return cls(**data)

@@ -1,0 +1,260 @@
+"""The schema of conf/: every option of a job with its type, its default and its meaning.
+
+Hydra composes the YAML files into these dataclasses, so a typo or a wrong type is an error that names the option. Jobs
+see plain objects only: nothing of Hydra reaches an actor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from cmkernel.config import KernelConfig, MatmulDimension
+from jobs.errors import UsageError
+
+
+class ClusterMode(Enum):
+    """Where the gang runs."""
+
+    auto = "auto"
+    local = "local"
+    ray = "ray"
+
+
+class WandbMode(Enum):
+    """What W&B does."""
+
+    auto = "auto"
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+class Implementation(Enum):
+    """What ``kernel.implementation`` may be; the names of ``cmkernel.all_gather_matmul``."""
+
+    auto = "auto"
+    mosaic_gpu = "mosaic_gpu"
+    ppermute = "ppermute"
+    xla = "xla"
+
+
+class Fault(Enum):
+    """A fault to plant in the results before they are checked, to see the check fail."""
+
+    none = "none"
+    wrong_element = "wrong_element"
+    swapped_shards = "swapped_shards"
+
+
+@dataclass
+class LayerSettings:
+    """One all-gather matmul of a model: a whole layer, whose ``n`` columns the ranks share."""
+
+    name: str = MISSING
+    k: int = MISSING
+    """Contraction size."""
+    n: int = MISSING
+    """Columns of the whole weight; every rank holds ``n / num_ranks``."""
+    m_shard: list[int] = field(default_factory=list)
+    """Rows of lhs that each rank holds, a case for each."""
+
+
+@dataclass
+class ProblemSettings:
+    """Which cases run: every combination of the lists below, and every layer.
+
+    ``problem=auto`` names no sizes: ``article`` on GPUs, ``tiny`` on CPU ranks.
+    """
+
+    name: str = MISSING
+    m_shard: Any = None
+    """Rows of lhs on each rank: an integer or a list. With layers, replaces their ``m_shard``."""
+    k: Any = None
+    """Contraction size: an integer or a list."""
+    n_shard: Any = None
+    """Columns of rhs on each rank: an integer or a list."""
+    dtype: Any = None
+    """bfloat16, float16 or float32 (bf16, f16, f32), or a list of them; null: bfloat16."""
+    layers: list[LayerSettings] = field(default_factory=list)
+    """Layers of a model, beside or instead of the combinations."""
+
+
+@dataclass
+class KernelSettings:
+    """Which implementation is measured, and its tiles (null: chosen from the shape). See cmkernel.config."""
+
+    implementation: Implementation = Implementation.auto
+    tile_m: int | None = None
+    tile_n: int | None = None
+    tile_k: int | None = None
+    max_concurrent_steps: int | None = None
+    epi_tile_m: int | None = None
+    epi_tile_n: int | None = None
+    grid_minor_dim: MatmulDimension | None = None
+    grid_tile_width: int | None = None
+    wg_dimension: MatmulDimension | None = None
+
+
+@dataclass
+class ClusterSettings:
+    """Where the ranks run and how long the driver waits for them."""
+
+    mode: ClusterMode = ClusterMode.auto
+    """auto: the cluster of RAY_ADDRESS where that is set, else a local Ray."""
+    address: str | None = None
+    """host:port of a cluster; null: RAY_ADDRESS."""
+    num_ranks: int | None = None
+    """null: every GPU of the cluster, or 4 CPU ranks where there is none."""
+    gpus_per_host: int | None = None
+    """GPUs taken on each host; null: all of a host, as the ranks need."""
+    connect_timeout_s: float = 10.0
+    """Limit for reaching the cluster's address."""
+    placement_timeout_s: float = 60.0
+    """Limit for getting the resources."""
+    setup_timeout_s: float = 180.0
+    """Limit for starting the actors, and for jax.distributed to connect them."""
+    step_timeout_s: float = 600.0
+    """Limit for one step of a case (inputs, one check, one burst of timing), compilation included."""
+    heartbeat_timeout_s: int = 10
+    """jax.distributed declares a silent rank dead after this time."""
+    gpu_memory_fraction: float = 0.1
+    """Share of GPU memory that XLA's arena takes; each executable with symmetric memory maps the whole arena."""
+
+
+@dataclass
+class TimingSettings:
+    """How much is measured; README.md defines the times."""
+
+    warmup: int = 3
+    """Calls of each implementation before anything is timed."""
+    bursts: int = 6
+    """Rounds in which the implementations take turns."""
+    iterations: int = 60
+    """Timed calls of each implementation over all bursts (``call_us``)."""
+    chain_length: int = 16
+    """Dependent calls inside one program (``in_graph_us``)."""
+    chains: int = 12
+    """Timed runs of that program over all bursts."""
+    profiled_calls: int = 20
+    """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
+    baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
+    """What is measured beside ``kernel.implementation``: any of ppermute, xla, local."""
+
+
+@dataclass
+class CheckSettings:
+    """The check that every implementation passes before it is timed."""
+
+    calls: int = 3
+    """Back-to-back calls with fresh normal data; one more call has integer data and must match exactly."""
+    fault: Fault = Fault.none
+    """Plants a fault in the results of ``kernel.implementation`` before they are checked: the job must exit 1."""
+
+
+@dataclass
+class WandbSettings:
+    """The W&B run, owned by the driver."""
+
+    mode: WandbMode = WandbMode.auto
+    """auto: online where a key is configured, else offline."""
+    project: str = "cmkernel"
+    entity: str | None = None
+    name: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+    api_key_file: str | None = None
+    """File on the driver's node that holds the key; null: netrc or the driver's environment."""
+    init_timeout_s: float = 20.0
+    finish_timeout_s: float = 30.0
+
+
+@dataclass
+class Settings:
+    """A whole job."""
+
+    problem: ProblemSettings = field(default_factory=ProblemSettings)
+    kernel: KernelSettings = field(default_factory=KernelSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    timing: TimingSettings = field(default_factory=TimingSettings)
+    check: CheckSettings = field(default_factory=CheckSettings)
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    run_dir: str | None = None
+    """Where the results go; null: ~/cmkernel_runs/<time or submission id>."""
+
+
+def register() -> None:
+    """Make the schema known to Hydra, under the name that conf/config.yaml lists first."""
+    ConfigStore.instance().store(name="schema", node=Settings)
+
+
+def to_settings(config: DictConfig) -> Settings:
+    """Typed settings from a composed config.
+
+    Raises:
+      UsageError: a value has the wrong type, an option is unknown, or a value breaks its rule.
+    """
+    try:
+        _refuse_unknown(config, Settings, "")
+        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), config))
+    except OmegaConfBaseException as error:
+        raise UsageError(str(error).strip().replace("\n", " ")) from error
+    assert isinstance(settings, Settings)
+    _validate(settings)
+    return settings
+
+
+def _refuse_unknown(config: DictConfig, schema: type, prefix: str) -> None:
+    """Hydra's ``+`` and ``++`` may add keys; here each option has a field, so an added key is a mistake."""
+    fields = {f.name: f.default_factory for f in dataclasses.fields(schema)}
+    for key in config:
+        option = f"{prefix}{key}"
+        if key not in fields:
+            raise UsageError(f"{option} is no option; {prefix or 'the config'} has {', '.join(fields)}")
+        if dataclasses.is_dataclass(fields[key]) and OmegaConf.is_dict(config[key]):
+            _refuse_unknown(config[key], fields[key], f"{option}.")
+
+
+def kernel_config(kernel: KernelSettings) -> dict[str, Any]:
+    """The tile options that the user set, as keyword arguments of ``KernelConfig``."""
+    names = [f.name for f in dataclasses.fields(KernelConfig)]
+    return {name: getattr(kernel, name) for name in names if getattr(kernel, name) is not None}
+
+
+_POSITIVE = {
+    "cluster": ("num_ranks", "gpus_per_host", "connect_timeout_s", "placement_timeout_s", "setup_timeout_s")
+    + ("step_timeout_s", "heartbeat_timeout_s"),
+    "timing": ("bursts", "iterations", "chain_length", "chains", "profiled_calls"),
+    "check": ("calls",),
+    "wandb": ("init_timeout_s", "finish_timeout_s"),
+}
+BASELINES = ("ppermute", "xla", "local")
+
+
+def _validate(settings: Settings) -> None:
+    for group, names in _POSITIVE.items():
+        for name in names:
+            value = getattr(getattr(settings, group), name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{group}.{name}={value} must be greater than 0")
+    if settings.timing.warmup < 1:
+        raise UsageError(f"timing.warmup={settings.timing.warmup} must be at least 1: the first call compiles")
+    if not 0 < settings.cluster.gpu_memory_fraction <= 1:
+        raise UsageError(f"cluster.gpu_memory_fraction={settings.cluster.gpu_memory_fraction} must be in (0, 1]")
+    for name in settings.timing.baselines:
+        if name not in BASELINES:
+            raise UsageError(f"timing.baselines={settings.timing.baselines}: {name!r} is none of {', '.join(BASELINES)}")
+    if kernel_config(settings.kernel) and settings.kernel.implementation in (Implementation.ppermute, Implementation.xla):
+        option = next(iter(kernel_config(settings.kernel)))
+        implementation = settings.kernel.implementation.value
+        raise UsageError(f"kernel.{option} is set, but kernel.implementation={implementation} has no tiles")
+    try:
+        KernelConfig(**kernel_config(settings.kernel))
+    except ValueError as error:
+        raise UsageError(f"kernel.{error}") from error
