@@ -1,0 +1,6 @@
+"""Ring all-gather matmul for JAX: ``AllGather(lhs) @ rhs`` with the communication hidden behind the multiply."""
+
+from cmkernel.api import Choice, all_gather_matmul, choose_implementation
+from cmkernel.config import KernelConfig, MatmulDimension
+
+__all__ = ["Choice", "KernelConfig", "MatmulDimension", "all_gather_matmul", "choose_implementation"]

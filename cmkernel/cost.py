@@ -1,0 +1,96 @@
+"""Cost model: work, traffic and expected time of an all-gather matmul, per rank."""
+
+from __future__ import annotations
+
+import dataclasses
+
+# Synchronisation that the article adds to its bound for each exchange between ranks.
+ARTICLE_EXCHANGE_US = 6.0
+
+ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceModel:
+    """What the datasheet promises of one GPU."""
+
+    peak_tflops: float
+    """Dense f16 and bf16 tensor-core rate."""
+    link_gbps: float
+    """NVLink bandwidth to the other GPUs in one direction, GB/s."""
+
+
+# Keyed by jax's ``Device.device_kind``. Sources: NVIDIA's H100, H200 and GH200 datasheets (their tensor-core figures
+# are with sparsity: halved here).
+_DEVICES = {
+    "NVIDIA H100 80GB HBM3": DeviceModel(989.4, 450.0),
+    "NVIDIA H100 NVL": DeviceModel(835.5, 300.0),
+    "NVIDIA H100 PCIe": DeviceModel(756.5, 300.0),
+    "NVIDIA H200": DeviceModel(989.4, 450.0),
+    "NVIDIA H200 NVL": DeviceModel(835.5, 450.0),
+    "NVIDIA GH200 120GB": DeviceModel(989.4, 450.0),
+    "NVIDIA GH200 480GB": DeviceModel(989.4, 450.0),
+}
+
+
+def device_model(device_kind: str) -> DeviceModel | None:
+    """The model of a device by jax's name for it, or ``None`` where there is none (CPUs, other GPUs)."""
+    return _DEVICES.get(device_kind)
+
+
+def peak_tflops(device_kind: str, dtype: str) -> float | None:
+    """Dense tensor-core peak for ``dtype``, or ``None`` where it isn't known; float32 has no tensor-core peak here."""
+    model = device_model(device_kind)
+    return model.peak_tflops if model and ITEMSIZE[dtype] == 2 else None
+
+
+def flops(*, m_shard: int, k: int, n_shard: int, num_ranks: int) -> int:
+    """Floating-point operations of one rank: ``2 * (num_ranks * m_shard) * k * n_shard``."""
+    return 2 * num_ranks * m_shard * k * n_shard
+
+
+def gathered_bytes(*, m_shard: int, k: int, num_ranks: int, dtype: str) -> int:
+    """Size of the gathered lhs: what nccl-tests calls the size of an all-gather."""
+    return num_ranks * m_shard * k * ITEMSIZE[dtype]
+
+
+def received_bytes(*, m_shard: int, k: int, num_ranks: int, dtype: str) -> int:
+    """What each rank receives, and sends, over all steps: every shard but its own."""
+    return (num_ranks - 1) * m_shard * k * ITEMSIZE[dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedTime:
+    """Modelled times of one case on one kind of device, in microseconds."""
+
+    local_us: float
+    """The multiply without communication."""
+    gather_us: float
+    """All exchanges at the link's bandwidth."""
+    serial_us: float
+    """All-gather, then the multiply."""
+    overlapped_us: float
+    """The ring: each exchange beside the multiply of the step before."""
+    article_bound_us: float
+    """The article's lower bound: ``D`` times one shard's multiply plus 6 us for each of the ``D - 1`` exchanges."""
+
+
+def expected_time(
+    device: DeviceModel, *, m_shard: int, k: int, n_shard: int, num_ranks: int, dtype: str
+) -> ExpectedTime:
+    """Roofline of the ring: the first ``D - 1`` steps last as long as the slower of multiply and exchange."""
+    step_us = flops(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=1) / device.peak_tflops * 1e-6
+    exchange_us = gathered_bytes(m_shard=m_shard, k=k, num_ranks=1, dtype=dtype) / device.link_gbps * 1e-3
+    num_exchanges = num_ranks - 1
+    return ExpectedTime(
+        local_us=num_ranks * step_us,
+        gather_us=num_exchanges * exchange_us,
+        serial_us=num_ranks * step_us + num_exchanges * exchange_us,
+        overlapped_us=num_exchanges * max(step_us, exchange_us) + step_us,
+        article_bound_us=article_bound_us(num_ranks * step_us, num_ranks),
+    )
+
+
+def article_bound_us(local_us: float, num_ranks: int) -> float:
+    """The article's bound from a time of the whole multiply without communication (``D`` shards)."""
+    return local_us + ARTICLE_EXCHANGE_US * (num_ranks - 1)

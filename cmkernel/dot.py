@@ -1,0 +1,21 @@
+"""The local multiply that every portable implementation uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from jax import lax
+
+if TYPE_CHECKING:
+    import jax
+
+
+def dot(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """``lhs @ rhs`` with float32 accumulation, rounded once to the operands' dtype.
+
+    lhs ``[m, k]``, rhs ``[k, n]`` -> ``[m, n]``.
+    """
+    # f32 operands must not be rounded to TF32, which is XLA's default on GPUs.
+    precision = lax.Precision.HIGHEST if lhs.dtype == jnp.float32 else None
+    return jnp.dot(lhs, rhs, precision=precision, preferred_element_type=jnp.float32).astype(lhs.dtype)

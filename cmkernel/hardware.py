@@ -1,0 +1,95 @@
+"""What the Mosaic GPU kernel asks of the machine, as checks that name the value found and the rule it breaks."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+
+import jax
+from jax import lax
+
+COMPUTE_CAPABILITY = "9.0"
+# XLA crashes when a kernel addresses more peers (xla#47283).
+MAX_RANKS = 32
+# The first release with ncclGetPeerDevicePointer, through which XLA finds another process's memory.
+MIN_NCCL_VERSION = (2, 29, 0)
+NCCL_LIBRARY = "libnccl.so.2"
+
+_INSTEAD = 'use implementation="ppermute"'
+
+
+def unsupported_reason(*, axis_name: str) -> str | None:
+    """Why the ring kernel can't run here over mesh axis ``axis_name``, or ``None`` where it can.
+
+    To be called inside ``jax.shard_map``. It can't see the order of the mesh's devices, which must be that of
+    ``jax.devices()`` (jax#29849).
+    """
+    device = jax.local_devices()[0]
+    num_ranks, num_devices = lax.axis_size(axis_name), jax.device_count()
+    num_processes, num_local_devices = jax.process_count(), jax.local_device_count()
+    if device.platform != "gpu":
+        return f"platform={device.platform!r} must be 'gpu'; {_INSTEAD}"
+    if (capability := device.compute_capability) != COMPUTE_CAPABILITY:
+        return (
+            f"compute_capability={capability!r} of {device.device_kind} must be {COMPUTE_CAPABILITY!r} (Hopper); "
+            f"{_INSTEAD}"
+        )
+    if num_devices not in (num_processes, num_local_devices):
+        return (
+            f"{num_devices=} over {num_processes=} with {num_local_devices=} in this one: the kernel runs with one "
+            f"device per process, or with all devices in one process; {_INSTEAD}"
+        )
+    if num_ranks != num_devices:
+        return f"axis {axis_name!r} has {num_ranks=} and must cover all {num_devices=}; {_INSTEAD}"
+    if num_ranks > MAX_RANKS:
+        return f"axis {axis_name!r} has {num_ranks=}; XLA supports at most {MAX_RANKS} peers (xla#47283); {_INSTEAD}"
+    # A kernel of one process, or of one rank, addresses its peers without NCCL.
+    if num_processes > 1 and ((version := nccl_version()) is None or version < MIN_NCCL_VERSION):
+        found = "not found" if version is None else ".".join(map(str, version))
+        needed = ".".join(map(str, MIN_NCCL_VERSION))
+        return f"NCCL {found} ({NCCL_LIBRARY}); several processes need at least {needed}; upgrade it or {_INSTEAD}"
+    return None
+
+
+def nccl_version() -> tuple[int, int, int] | None:
+    """Version of the NCCL that XLA uses, asked of the library itself; ``None`` where there is none."""
+    for path, mode in _nccl_candidates():
+        try:
+            library = ctypes.CDLL(path, mode=mode)
+        except OSError:
+            continue
+        code = ctypes.c_int()
+        if library.ncclGetVersion(ctypes.byref(code)) != 0:
+            continue
+        # NCCL_VERSION_CODE since 2.9: major, then two digits each for minor and patch.
+        return code.value // 10_000, code.value // 100 % 100, code.value % 100
+    return None
+
+
+def _nccl_candidates() -> list[tuple[str, int]]:
+    """Where to find NCCL, best first, as arguments of ``dlopen``."""
+    # RTLD_NOLOAD finds the copy that the process already runs on, whatever else is installed.
+    candidates = [(NCCL_LIBRARY, os.RTLD_NOW | os.RTLD_NOLOAD)]
+    # Then the wheel, where jax's CUDA plugin looks first; then what the system has.
+    if importlib.util.find_spec("nvidia") and (spec := importlib.util.find_spec("nvidia.nccl")):
+        candidates += [(f"{path}/lib/{NCCL_LIBRARY}", os.RTLD_NOW) for path in spec.submodule_search_locations or ()]
+    return [*candidates, (NCCL_LIBRARY, os.RTLD_NOW)]
+
+
+def num_sms() -> int:
+    """Number of streaming multiprocessors of the device traced for.
+
+    Raises:
+      NotImplementedError: neither an abstract device nor a GPU says how many.
+    """
+    if (abstract_device := jax.sharding.get_abstract_mesh().abstract_device) is not None:
+        count, kind = abstract_device.num_cores, abstract_device.device_kind
+    else:
+        device = jax.local_devices()[0]
+        count, kind = getattr(device, "core_count", None), device.device_kind
+    if not count:
+        raise NotImplementedError(
+            f"num_sms is unknown for device_kind={kind!r}; pass num_sms= to trace for another device"
+        )
+    return int(count)

@@ -1,0 +1,35 @@
+"""The portable ring: ``lax.ppermute`` steps that XLA can overlap with the multiply, on any backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from jax import lax
+
+from cmkernel import ring
+from cmkernel.dot import dot
+
+if TYPE_CHECKING:
+    import jax
+
+
+def ring_all_gather_matmul(lhs: jax.Array, rhs: jax.Array, *, axis_name: str) -> jax.Array:
+    """``AllGather(lhs) @ rhs`` by the ring of ``cmkernel.ring``; for use inside ``jax.shard_map``.
+
+    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]``.
+    """
+    num_ranks = lax.axis_size(axis_name)
+    rank = lax.axis_index(axis_name)
+    m_shard = lhs.shape[0]
+    out = jnp.zeros((num_ranks * m_shard, rhs.shape[1]), lhs.dtype)
+    shard = lhs
+    for step in range(num_ranks):
+        # The exchange comes first and the multiply doesn't depend on it: the scheduler may run both at once.
+        received = shard
+        if ring.sends_in(step, num_ranks):
+            received = lax.ppermute(shard, axis_name, ring.permutation(num_ranks))
+        row = ring.source_shard(rank, step, num_ranks) * m_shard
+        out = lax.dynamic_update_slice(out, dot(shard, rhs), (row, jnp.zeros_like(row)))
+        shard = received
+    return out

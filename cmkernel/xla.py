@@ -1,0 +1,28 @@
+"""The baselines: XLA's all-gather followed by a matmul, and the matmul alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jax import lax
+
+from cmkernel.dot import dot
+
+if TYPE_CHECKING:
+    import jax
+
+
+def all_gather_then_dot(lhs: jax.Array, rhs: jax.Array, *, axis_name: str) -> jax.Array:
+    """``AllGather(lhs) @ rhs``, one after the other; for use inside ``jax.shard_map``.
+
+    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]``.
+    """
+    return dot(lax.all_gather(lhs, axis_name, axis=0, tiled=True), rhs)
+
+
+def local(gathered_lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """``gathered_lhs @ rhs``: the same multiply with nothing to communicate, the bound of every implementation.
+
+    gathered_lhs ``[axis_size * m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]``.
+    """
+    return dot(gathered_lhs, rhs)

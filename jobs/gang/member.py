@@ -1,0 +1,59 @@
+"""What a rank tells the driver, as plain data: no jax and no Ray here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where an actor landed, before it is a rank."""
+
+    node_id: str
+    host: str
+    ip: str
+    """The node's address as Ray knows it."""
+    pid: int
+    gpu_ids: tuple[str, ...]
+    """What Ray gave the actor: indices or UUIDs; empty for a CPU rank."""
+    resolved_ip: str | None
+    """What the host's own name resolves to there; ``None``: nothing."""
+    stderr_path: str
+    """File on that host with what the process prints."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One rank of a gang that is set up."""
+
+    rank: int
+    host: str
+    ip: str
+    node_id: str
+    pid: int
+    device_kind: str
+    gpu_uuid: str | None
+    """``None`` for a CPU rank."""
+    gpu_index: int | None
+    """NVML's index of the GPU on its host."""
+    driver_version: str | None
+    """Of the NVIDIA driver."""
+    versions: dict[str, str]
+    """Of Python, jax, jaxlib, ray and numpy; on GPUs also of NCCL, as the loaded library says."""
+    stderr_path: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} (pid {self.pid})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """An exception that a rank's code raised, carried as data: Ray's own wrapping loses what can't be pickled."""
+
+    type_name: str
+    text: str
+    traceback_tail: str
+    origin: str
+    """Module of the innermost frame."""
+    pickled: bytes | None = None
+    """The exception itself, where it is a JobError."""

@@ -1,0 +1,125 @@
+"""Which hosts give how many ranks, as plain data: no Ray here."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from jobs.errors import InfrastructureError, UsageError
+from jobs.settings import ClusterSettings
+
+DEFAULT_CPU_RANKS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One Ray node: a host, or one raylet of several on a host."""
+
+    node_id: str
+    host: str
+    ip: str
+    num_cpus: int
+    num_gpus: int
+    accelerator: str | None
+    """Ray's name of the GPU model (``H200``), from the node's ``accelerator_type:`` resource."""
+
+    def __str__(self) -> str:
+        gpus = f"{self.num_gpus} GPUs ({self.accelerator})" if self.accelerator else f"{self.num_gpus} GPUs"
+        return f"{self.host} ({self.ip}): {gpus}, {self.num_cpus} CPUs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Bundles to ask Ray for: ``ranks_per_bundle[i]`` ranks share bundle ``i``, which lies on one node."""
+
+    ranks_per_bundle: tuple[int, ...]
+    strategy: str
+    """A placement group's strategy."""
+    on_gpus: bool
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over all bundles."""
+        return sum(self.ranks_per_bundle)
+
+    @property
+    def resource(self) -> str:
+        """What a rank takes one of."""
+        return "GPU" if self.on_gpus else "CPU"
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """As Ray takes them. GPU ranks reserve no CPU: the benchmark must start where other jobs hold the CPUs."""
+        return [{self.resource: float(count)} for count in self.ranks_per_bundle]
+
+    def __str__(self) -> str:
+        per_bundle = self.ranks_per_bundle[0]
+        if self.strategy == "STRICT_SPREAD":
+            return f"{per_bundle} {self.resource}s on each of {len(self.ranks_per_bundle)} hosts"
+        if self.strategy == "STRICT_PACK":
+            return f"{self.num_ranks} {self.resource}s on one host"
+        return f"{self.num_ranks} {self.resource}s on any hosts"
+
+
+def wanted_ranks(nodes: Sequence[Node], settings: ClusterSettings) -> int:
+    """Ranks to start: ``cluster.num_ranks``, else one for each GPU that may be used, else 4 CPU ranks.
+
+    Raises:
+      InfrastructureError: no host has ``cluster.gpus_per_host`` GPUs.
+    """
+    if settings.num_ranks is not None:
+        return settings.num_ranks
+    per_host = settings.gpus_per_host
+    if per_host is None:
+        return sum(node.num_gpus for node in nodes) or DEFAULT_CPU_RANKS
+    num_hosts = sum(node.num_gpus >= per_host for node in nodes)
+    if not num_hosts:
+        raise InfrastructureError(f"cluster.gpus_per_host={per_host}, but no host has that many: {describe(nodes)}")
+    return per_host * num_hosts
+
+
+def plan(nodes: Sequence[Node], settings: ClusterSettings, num_ranks: int) -> Shape:
+    """Bundles for ``num_ranks`` ranks: equal shares of as few hosts as possible, where the GPUs allow it.
+
+    Raises:
+      UsageError: ``num_ranks`` is no multiple of ``cluster.gpus_per_host``.
+      InfrastructureError: the cluster, even with nothing else on it, doesn't have that much.
+    """
+    gpus = [node.num_gpus for node in nodes if node.num_gpus]
+    if not gpus:
+        if settings.gpus_per_host is not None:
+            raise InfrastructureError(f"cluster.gpus_per_host={settings.gpus_per_host}, but no GPU: {describe(nodes)}")
+        shape = Shape((1,) * num_ranks, "PACK", on_gpus=False)
+        return _fitting(shape, sum(node.num_cpus for node in nodes), nodes)
+    if per_host := settings.gpus_per_host:
+        if num_ranks % per_host:
+            raise UsageError(f"cluster.num_ranks={num_ranks} must be a multiple of cluster.gpus_per_host={per_host}")
+        shape = Shape((per_host,) * (num_ranks // per_host), "STRICT_SPREAD", on_gpus=True)
+        return _fitting(shape, per_host * sum(count >= per_host for count in gpus), nodes)
+    if num_ranks <= max(gpus):
+        return Shape((num_ranks,), "STRICT_PACK", on_gpus=True)
+    if len(set(gpus)) == 1 and num_ranks % gpus[0] == 0 and num_ranks <= sum(gpus):
+        return Shape((gpus[0],) * (num_ranks // gpus[0]), "STRICT_SPREAD", on_gpus=True)
+    return _fitting(Shape((1,) * num_ranks, "PACK", on_gpus=True), sum(gpus), nodes)
+
+
+def _fitting(shape: Shape, available: int, nodes: Sequence[Node]) -> Shape:
+    if shape.num_ranks > available:
+        raise InfrastructureError(
+            f"cluster.num_ranks={shape.num_ranks} needs {shape}, but there is room for {available}: {describe(nodes)}"
+        )
+    return shape
+
+
+def describe(nodes: Sequence[Node]) -> str:
+    """Hosts with what they have, in one line; a large cluster is cut short."""
+    shown = [str(node) for node in nodes[:8]]
+    rest = f" and {len(nodes) - len(shown)} more hosts" if len(nodes) > len(shown) else ""
+    return ("; ".join(shown) or "no hosts") + rest
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that puts host 2 before host 10."""
+    parts = re.findall(r"\d+|\D+", name)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)

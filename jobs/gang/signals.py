@@ -1,0 +1,80 @@
+"""SIGTERM and SIGINT as an exception in the main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from jobs.errors import JobStopped
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclasses.dataclass
+class _State:
+    depth: int = 0
+    signal_number: int | None = None
+    previous: dict[signal.Signals, Any] = dataclasses.field(default_factory=dict)
+
+
+_state = _State()
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Let the first SIGTERM or SIGINT raise ``JobStopped`` in the main thread; later ones don't disturb the cleanup.
+
+    Enter it again after ``ray.init()``, which puts a handler of its own in the place of this one. Nested contexts count
+    as one; the outermost restores the handlers that it found.
+
+    Raises:
+      JobStopped: also where the signal arrived inside a call that made another exception of it: Ray's C++ code turns
+        whatever a handler raises there into a SystemError.
+    """
+    if _state.depth == 0:
+        _state.signal_number = None
+        _state.previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    _install()
+    _state.depth += 1
+    try:
+        yield
+    except Exception as error:
+        if _state.signal_number is not None:
+            raise JobStopped(_state.signal_number) from error
+        raise
+    finally:
+        _state.depth -= 1
+        if _state.depth:
+            _install()
+        else:
+            for number, handler in _state.previous.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def raise_if_stopped() -> None:
+    """Raise ``JobStopped`` where a signal has arrived, should its exception have been lost.
+
+    An exception that a handler raises while the main thread runs a callback or a finalizer is printed and dropped.
+    """
+    if _state.depth and _state.signal_number is not None:
+        raise JobStopped(_state.signal_number)
+
+
+def _install() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, _handle)
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if _state.signal_number is not None:
+        logger.warning("signal %d: already stopping after signal %d", number, _state.signal_number)
+        return
+    _state.signal_number = number
+    raise JobStopped(number)

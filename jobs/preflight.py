@@ -1,0 +1,40 @@
+"""What can be told about a job before any GPU is reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cmkernel.config import KernelConfig, validate_shape
+from cmkernel.tuning import heuristic_config
+from jobs.errors import UsageError
+from jobs.gang.cluster import Cluster
+from jobs.records import Case
+from jobs.settings import Implementation, Settings, kernel_config
+
+# Ray's names of the accelerators with compute capability 9.0.
+HOPPER = ("H100", "H200", "H20", "H800", "GH200")
+
+
+def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Cluster) -> None:
+    """Raise ``UsageError`` where ``kernel.implementation=mosaic_gpu`` can't run on these cases or this cluster.
+
+    The ranks check again, by what they find in the device and in NCCL; this is the part that needs no device.
+    """
+    if settings.kernel.implementation is not Implementation.mosaic_gpu:
+        return
+    named = "kernel.implementation=mosaic_gpu"
+    instead = "use kernel=ppermute, or kernel=auto to take what can run"
+    if not cluster.on_gpus:
+        raise UsageError(f"{named} needs Hopper GPUs (compute capability 9.0), but the cluster has no GPU; {instead}")
+    for node in cluster.nodes:
+        if node.num_gpus and node.accelerator and not node.accelerator.upper().startswith(HOPPER):
+            raise UsageError(f"{named} needs Hopper GPUs, but host {node.host} has {node.accelerator}; {instead}")
+    options = kernel_config(settings.kernel)
+    for case in cases:
+        if case.dtype == "float32":
+            raise UsageError(f"{named} needs problem.dtype=bfloat16 or float16, not {case.dtype}; {instead}")
+        sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard}
+        try:
+            validate_shape(KernelConfig(**options), **sizes) if options else heuristic_config(**sizes)
+        except ValueError as error:
+            raise UsageError(f"{named} on {case}: {error}") from error

@@ -1,0 +1,34 @@
+"""Where and how a job ran: what environment.json and the W&B config say about it."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def environment() -> dict[str, Any]:
+    """Command, code and machine of the driver. No environment variable's value is part of it: some are secrets."""
+    return {
+        "command": " ".join(["python", "-m", "jobs.bench", *sys.argv[1:]]),
+        "git_sha": git_sha(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "driver_host": socket.gethostname(),
+        "user": getpass.getuser(),
+    }
+
+
+def git_sha() -> str | None:
+    """Commit of the checkout that the job runs from, ``-dirty`` behind it where files differ; ``None`` outside one."""
+    folder = Path(__file__).resolve().parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--match="]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None if result.returncode == 0 else None
