@@ -87,7 +87,9 @@ def choose_implementation(
         return Choice(implementation, None, "named")
     if (reason := _mosaic_gpu_refusal(lhs, axis_name)) is None:
         try:
-            return Choice("mosaic_gpu", _kernel_config(lhs, rhs, config), "named" if implementation != "auto" else "fits")
+            return Choice(
+                "mosaic_gpu", _kernel_config(lhs, rhs, config), "named" if implementation != "auto" else "fits"
+            )
         except ValueError as error:
             if implementation == "mosaic_gpu" or config is not None:
                 raise

@@ -52,7 +52,15 @@ class KernelConfig:
     """Dimension along which the two compute warpgroups split the CTA's tile."""
 
     def __post_init__(self) -> None:
-        for name in ("tile_m", "tile_n", "tile_k", "max_concurrent_steps", "epi_tile_m", "epi_tile_n", "grid_tile_width"):
+        for name in (
+            "tile_m",
+            "tile_n",
+            "tile_k",
+            "max_concurrent_steps",
+            "epi_tile_m",
+            "epi_tile_n",
+            "grid_tile_width",
+        ):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
         if self.tile_m % 64:
@@ -109,8 +117,7 @@ def smem_bytes(config: KernelConfig) -> int:
     pipeline_step = (config.cta_tile_m + config.cta_tile_n) * config.tile_k
     epilogue_slot = config.epi_tile_m * config.epi_tile_n
     elements = (
-        config.max_concurrent_steps * pipeline_step
-        + NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * epilogue_slot
+        config.max_concurrent_steps * pipeline_step + NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * epilogue_slot
     )
     return elements * OPERAND_BYTES + SMEM_RESERVE_BYTES
 

@@ -90,14 +90,16 @@ def _tile(index: Index, size: int) -> Any:
     return pl.ds(index * size, size)
 
 
-@plgpu.inline_mgpu()
-def _fence_async_proxy(_context: Any) -> None:
-    mosaic_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
+def _fence_async_proxy() -> None:
+    def emit(_context: Any) -> None:
+        mosaic_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
+
+    plgpu.inline_mgpu()(emit)()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Cta:
-    """One CTA: what it works on, and its device steps. A single rank has neither scratch memory nor semaphores."""
+    """One CTA: what it works on, and its device steps. A single rank has no scratch memory and no semaphores."""
 
     config: KernelConfig
     num_ranks: int
@@ -110,8 +112,8 @@ class _Cta:
     lhs_gmem: Ref
     rhs_gmem: Ref
     out_gmem: Ref
-    scratch_gmem: Ref | None
-    received_sems: Ref | None
+    scratch_gmem: Ref
+    received_sems: Ref
     lhs_smem: Ref
     rhs_smem: Ref
     out_smem: Ref
@@ -193,7 +195,8 @@ class _Cta:
 
     def send(self, slot: Index, step: Index, m_idx: Index, k_idx: Index) -> None:
         """Copy a loaded lhs tile into the next rank's scratch memory."""
-        scratch_gmem = plgpu.remote_ref(self.scratch_gmem, ring.send_rank(self.rank, self.num_ranks))
+        target = ring.send_rank(self.rank, self.num_ranks)
+        scratch_gmem = plgpu.remote_ref(self.scratch_gmem, target, pl.DeviceIdType.LOGICAL)
         shard_gmem = scratch_gmem.at[ring.write_slot(step)]
         plgpu.copy_smem_to_gmem(self.lhs_smem.at[slot], shard_gmem.at[self.lhs_tile(m_idx, k_idx)])
         # Invariant: of this warpgroup's copies only the newest still reads shared memory.

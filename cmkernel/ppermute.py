@@ -22,7 +22,7 @@ def ring_all_gather_matmul(lhs: jax.Array, rhs: jax.Array, *, axis_name: str) ->
     num_ranks = lax.axis_size(axis_name)
     rank = lax.axis_index(axis_name)
     m_shard = lhs.shape[0]
-    out = jnp.zeros((num_ranks * m_shard, rhs.shape[1]), lhs.dtype)
+    out = lax.empty((num_ranks * m_shard, rhs.shape[1]), lhs.dtype)
     shard = lhs
     for step in range(num_ranks):
         # The exchange comes first and the multiply doesn't depend on it: the scheduler may run both at once.

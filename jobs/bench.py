@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from cmkernel import cost
 from jobs.benchmark import Benchmark
@@ -79,20 +79,19 @@ class Outcome:
 def run(config: DictConfig) -> Outcome:
     """One job from its composed config to its printed RESULT line; never raises."""
     outcome = Outcome()
-    with stop_on_signals():
-        with outcome.recording():
-            settings = to_settings(config)
-            # Sizes are checked before anything is touched; the number of ranks may still be unknown.
-            expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
-            run_dir = RunDir.create(settings.run_dir, submission_id=_submission_id())
-            outcome.run_dir = run_dir.path
-            with _logging_to(run_dir.log_path):
-                run_dir.write_config(settings)
-                with outcome.recording():
-                    _measure(settings, run_dir, outcome)
-                # Here the gang is gone and its GPUs are free: W&B may take its time.
-                with outcome.recording():
-                    _conclude(outcome)
+    with stop_on_signals(), outcome.recording():
+        settings = to_settings(config)
+        # Sizes are checked before anything is touched; the number of ranks may still be unknown.
+        expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
+        run_dir = RunDir.create(settings.run_dir, submission_id=_submission_id())
+        outcome.run_dir = run_dir.path
+        with _logging_to(run_dir.log_path):
+            run_dir.write_config(settings)
+            with outcome.recording():
+                _measure(settings, run_dir, outcome)
+            # Here the gang is gone and its GPUs are free: W&B may take its time.
+            with outcome.recording():
+                _conclude(outcome)
     print(outcome.line(), flush=True)
     return outcome
 
@@ -123,7 +122,12 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
         journal = Journal(run_dir.journal_path)
         num_steps = len(cases) * Benchmark.num_steps(settings)
         progress = stack.enter_context(Progress(num_steps, sys.stdout))
-        benchmark = Benchmark(gang, settings, report=progress.step)
+
+        def report(text: str) -> None:
+            logger.info("%s", text)
+            progress.step(text)
+
+        benchmark = Benchmark(gang, settings, report=report)
         for case in cases:
             for row in benchmark.run(case):
                 journal.append(row)
@@ -168,14 +172,18 @@ def _conclude(outcome: Outcome) -> None:
 def _submission_id() -> str | None:
     """Ray's id of this job; a point of a multirun has its number behind it."""
     submission = submission_id()
-    number = HydraConfig.get().job.get("num") if HydraConfig.initialized() else None
-    return submission and (submission if number is None else f"{submission}-{number}")
+    if submission is None or not HydraConfig.initialized():
+        return submission
+    job = HydraConfig.get().job
+    return submission if OmegaConf.is_missing(job, "num") else f"{submission}-{job.num}"
 
 
 @contextlib.contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
     """Everything goes to the run directory's log; warnings also to standard error."""
     handler = logging.FileHandler(path)
+    # Hydra has put its own level here while it composed the config.
+    logging.getLogger().setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     try:

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import secrets
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jobs.errors import InfrastructureError
@@ -82,7 +82,7 @@ class Benchmark:
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                    **{time_name: _spread(s) for time_name, s in samples.get(name, {}).items()},
+                    **_spreads(samples.get(name, {})),
                 )
             )
         return self._with_derived(rows)
@@ -158,12 +158,14 @@ class Benchmark:
         return self._gang.call(method, *args, timeout_s=self._settings.cluster.step_timeout_s, doing=doing)
 
 
-def _spread(samples: Sequence[Sequence[Sequence[float]]]) -> Spread:
-    """Over ranks, of each rank's median over all its samples."""
-    return Spread.over([statistics.median(value for burst in rank for value in burst) for rank in samples])
+def _spreads(samples: Samples) -> dict[str, Any]:
+    """Of each time over ranks, from each rank's median over all its samples."""
+    medians = {
+        name: [statistics.median(value for burst in rank for value in burst) for rank in ranks]
+        for name, ranks in samples.items()
+    }
+    return {name: Spread.over(values) for name, values in medians.items()}
 
 
 def _slowest(profiles: list[Profile]) -> Profile:
     return max(profiles, key=lambda p: sum(p.kernels_us.values()))
-
-

@@ -1,7 +1,7 @@
 """What the job measures and writes down: cases, checks, times and the rows of the journal.
 
-The classes are the file format of ``results.jsonl``: one JSON object a line, one line per case and implementation. A row
-can't hold a time unless its check passed.
+The classes are the file format of ``results.jsonl``: one JSON object a line, one line per case and implementation. A
+row can't hold a time unless its check passed.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Derived:
     ratio_to_local: float | None
     """Time over the time of ``local``, the multiply without communication."""
     speedup_over_xla: float | None
-    bus_bandwidth_gbps: float
-    """GB/s as nccl-tests defines it for all-gather."""
+    bus_bandwidth_gbps: float | None
+    """GB/s as nccl-tests defines it for all-gather; ``None`` for ``local``, which doesn't communicate."""
     overlap_efficiency: float | None
     """Share of the baseline's communication time that is hidden: (xla - t) / (xla - local)."""
     article_bound_us: float | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -212,12 +212,12 @@ def to_settings(config: DictConfig) -> Settings:
 
 def _refuse_unknown(config: DictConfig, schema: type, prefix: str) -> None:
     """Hydra's ``+`` and ``++`` may add keys; here each option has a field, so an added key is a mistake."""
-    fields = {f.name: f.default_factory for f in dataclasses.fields(schema)}
-    for key in config:
+    fields = get_type_hints(schema)
+    for key in map(str, config):
         option = f"{prefix}{key}"
         if key not in fields:
             raise UsageError(f"{option} is no option; {prefix or 'the config'} has {', '.join(fields)}")
-        if dataclasses.is_dataclass(fields[key]) and OmegaConf.is_dict(config[key]):
+        if dataclasses.is_dataclass(fields[key]):
             _refuse_unknown(config[key], fields[key], f"{option}.")
 
 
@@ -228,8 +228,15 @@ def kernel_config(kernel: KernelSettings) -> dict[str, Any]:
 
 
 _POSITIVE = {
-    "cluster": ("num_ranks", "gpus_per_host", "connect_timeout_s", "placement_timeout_s", "setup_timeout_s")
-    + ("step_timeout_s", "heartbeat_timeout_s"),
+    "cluster": (
+        "num_ranks",
+        "gpus_per_host",
+        "connect_timeout_s",
+        "placement_timeout_s",
+        "setup_timeout_s",
+        "step_timeout_s",
+        "heartbeat_timeout_s",
+    ),
     "timing": ("bursts", "iterations", "chain_length", "chains", "profiled_calls"),
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
@@ -249,8 +256,13 @@ def _validate(settings: Settings) -> None:
         raise UsageError(f"cluster.gpu_memory_fraction={settings.cluster.gpu_memory_fraction} must be in (0, 1]")
     for name in settings.timing.baselines:
         if name not in BASELINES:
-            raise UsageError(f"timing.baselines={settings.timing.baselines}: {name!r} is none of {', '.join(BASELINES)}")
-    if kernel_config(settings.kernel) and settings.kernel.implementation in (Implementation.ppermute, Implementation.xla):
+            raise UsageError(
+                f"timing.baselines={settings.timing.baselines}: {name!r} is none of {', '.join(BASELINES)}"
+            )
+    if kernel_config(settings.kernel) and settings.kernel.implementation in (
+        Implementation.ppermute,
+        Implementation.xla,
+    ):
         option = next(iter(kernel_config(settings.kernel)))
         implementation = settings.kernel.implementation.value
         raise UsageError(f"kernel.{option} is set, but kernel.implementation={implementation} has no tiles")

@@ -22,7 +22,27 @@ class Place:
     """File on that host with what the process prints."""
 
 
-@dataclasses.dataclass(frozen=True)
+NOWHERE = Place(node_id="", host="", ip="", pid=0, gpu_ids=(), resolved_ip=None, stderr_path="")
+"""Of an actor that hasn't answered yet."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a rank needs to join its gang."""
+
+    rank: int
+    num_ranks: int
+    coordinator: str
+    """``ip:port`` of jax.distributed on rank 0's host."""
+    timeout_s: float
+    """Limit for all ranks to meet there."""
+    heartbeat_timeout_s: int
+    gpu_memory_fraction: float
+    session: str
+    """``module:Class`` whose methods the driver calls; it is made without arguments, after jax.distributed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Member:
     """One rank of a gang that is set up."""
 

@@ -1,0 +1,1 @@
+"""Inside a rank: the plan of cases, operands, checks and timing."""

@@ -1,7 +1,7 @@
 """Random operands that every rank can make on its own, from a seed: its shard, and everybody's.
 
-The oracle of a rank multiplies the gathered lhs. That is made here from the seeds of all ranks, not gathered through the
-network under test, so a broken collective can't spoil the reference as well.
+The oracle of a rank multiplies the gathered lhs. That is made here from the seeds of all ranks, not gathered through
+the network under test, so a broken collective can't spoil the reference as well.
 """
 
 from __future__ import annotations

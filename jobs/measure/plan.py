@@ -32,7 +32,9 @@ def resolve_problem(problem: ProblemSettings, *, on_gpus: bool) -> ProblemSettin
     """``problem=auto`` with the sizes of its stand-in filled in; any other problem as it is."""
     if problem.name != "auto":
         return problem
-    stand_in = OmegaConf.to_container(OmegaConf.load(config_dir() / "problem" / f"{'article' if on_gpus else 'tiny'}.yaml"))
+    stand_in = OmegaConf.to_container(
+        OmegaConf.load(config_dir() / "problem" / f"{'article' if on_gpus else 'tiny'}.yaml")
+    )
     assert isinstance(stand_in, dict)
     given = {key: value for key, value in dataclasses.asdict(problem).items() if value and key != "name"}
     return ProblemSettings(**{str(key): value for key, value in {**stand_in, **given}.items()})
@@ -67,13 +69,17 @@ def expand(problem: ProblemSettings, num_ranks: int) -> tuple[Case, ...]:
         raise UsageError(f"problem={problem.name} has no case: it needs m_shard, k and n_shard, or layers")
     for case in cases:
         if case.k % K_MULTIPLE:
-            raise UsageError(f"problem.k={case.k} must be a multiple of {K_MULTIPLE}: a row of lhs is copied in 16-byte units")
+            raise UsageError(
+                f"problem.k={case.k} must be a multiple of {K_MULTIPLE}: a row of lhs is copied in 16-byte units"
+            )
     return cases
 
 
 def _layer_n_shard(layer: LayerSettings, num_ranks: int) -> int:
     if layer.n % num_ranks:
-        raise UsageError(f"problem.layers[{layer.name}].n={layer.n} must be a multiple of the number of ranks, {num_ranks}")
+        raise UsageError(
+            f"problem.layers[{layer.name}].n={layer.n} must be a multiple of the number of ranks, {num_ranks}"
+        )
     return layer.n // num_ranks
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 
 # Work of the runtime around a multiply, which `kernel_us` leaves out and `device_us` counts.
-_OVERHEAD = re.compile(r"memcpy|memset|copy|barrier|wrapped_|broadcast", re.IGNORECASE)
+_OVERHEAD = re.compile(r"memcpy|memset|barrier|^(loop|input|wrapped)_", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Kernel:
 
     @property
     def time_us(self) -> float:
+        """How long it ran."""
         return (self.end_ns - self.start_ns) / 1e3
 
     @property
@@ -78,7 +79,9 @@ def _summarize(groups: list[list[Kernel]]) -> Profile:
     return Profile(
         kernel_us=[sum(k.time_us for k in group if k.multiplies) for group in groups],
         device_us=[(max(k.end_ns for k in group) - min(k.start_ns for k in group)) / 1e3 for group in groups],
-        kernels_us={n: statistics.median(sum(k.time_us for k in group if k.name == n) for group in groups) for n in names},
+        kernels_us={
+            n: statistics.median(sum(k.time_us for k in group if k.name == n) for group in groups) for n in names
+        },
     )
 
 
@@ -98,13 +101,13 @@ def _calls(data: jax.profiler.ProfileData, aligner: str) -> list[list[Kernel]]:
     timeline.sort(key=lambda item: item[0])
     groups: list[list[Kernel]] = []
     after_aligner = False
-    for _, kernel in timeline:
-        if kernel is None:
+    for _, found in timeline:
+        if found is None:
             after_aligner = True
-        else:
-            if after_aligner:
-                groups.append([])
-                after_aligner = False
-            if groups:
-                groups[-1].append(kernel)
+            continue
+        if after_aligner:
+            groups.append([])
+            after_aligner = False
+        if groups:
+            groups[-1].append(found)
     return groups

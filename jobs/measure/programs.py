@@ -117,7 +117,9 @@ def _plain(config: cmkernel.KernelConfig | None) -> dict[str, Any] | None:
     if config is None:
         return None
     values = dataclasses.asdict(config)
-    return {name: value.name if isinstance(value, cmkernel.MatmulDimension) else value for name, value in values.items()}
+    return {
+        name: value.name if isinstance(value, cmkernel.MatmulDimension) else value for name, value in values.items()
+    }
 
 
 def arguments(programs: Programs, shared: Operands, local: LocalOperands) -> tuple[jax.Array, jax.Array]:

@@ -24,8 +24,8 @@ from jobs.settings import Fault, TimingSettings
 # Twice the largest L2 among the supported GPUs (60 MB on the H200): operands that come round again must have left it.
 ROTATION_BYTES = 2 * 60 * 2**20
 MAX_SETS = 16
-# Rows of the square multiply that keeps a GPU busy for some 200 us while the timed call is enqueued behind it.
-ALIGN_SIZE = 4096
+# Rows of the square multiply that keeps a GPU busy for over a millisecond, while the timed call is enqueued behind it.
+ALIGN_SIZE = 8192
 
 
 @dataclasses.dataclass
@@ -38,8 +38,7 @@ class _OpenCase:
     def arguments(self, implementation: str) -> list[tuple[jax.Array, jax.Array]]:
         program = self.programs[implementation]
         return [
-            programs.arguments(program, shared, local)
-            for shared, local in zip(self.sets, self.local_sets, strict=True)
+            programs.arguments(program, shared, local) for shared, local in zip(self.sets, self.local_sets, strict=True)
         ]
 
 
@@ -105,7 +104,9 @@ class Session:
         program, sets = case.programs[implementation], case.arguments(implementation)
         return {
             "call_us": timing.time_calls(program.call, sets, first=first, count=calls, align=self._align_ranks),
-            "in_graph_us": timing.time_chains(program.chain, sets, length=length, count=chains, align=self._align_ranks),
+            "in_graph_us": timing.time_chains(
+                program.chain, sets, length=length, count=chains, align=self._align_ranks
+            ),
         }
 
     def profile(self, implementations: list[str], calls: int) -> list[Profile] | None:

@@ -21,8 +21,10 @@ def mesh():
 
 
 def sets(mesh, count, is_local):
-    draw = (lambda seed: inputs.local_operands(CASE, 0, seed)) if is_local else (
-        lambda seed: inputs.operands(CASE, mesh, 0, seed)
+    draw = (
+        (lambda seed: inputs.local_operands(CASE, 0, seed))
+        if is_local
+        else (lambda seed: inputs.operands(CASE, mesh, 0, seed))
     )
     return tuple(zip(*[draw(seed) for seed in range(count)], strict=True))
 

@@ -1,0 +1,189 @@
+"""The Ray that a job runs on: somebody's cluster, or a local one that lives as long as the job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+import cmkernel
+import jobs
+from jobs.errors import InfrastructureError, JobStopped
+from jobs.gang.address import RAY_ADDRESS, check_reachable, cluster_address
+from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, plan, wanted_ranks
+from jobs.settings import ClusterSettings
+
+__all__ = ["Cluster", "Node", "connect", "default_num_ranks", "submission_id"]
+
+logger = logging.getLogger(__name__)
+
+# Ray's name of the variable that holds a submitted job's config, in its driver.
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_PACKAGES = (cmkernel, jobs)
+# Rows and operands don't go through the object store; Ray's default takes a third of the machine's memory.
+_OBJECT_STORE_BYTES = 100_000_000
+# CPU ranks are for trying things out: a local Ray starts more of them than there are cores, but not any number.
+_MAX_LOCAL_CPU_RANKS = 16
+_SHUTDOWN_TIMEOUT_S = 20.0
+
+
+class Cluster:
+    """A connected Ray; a context manager that disconnects, and ends it where it is local."""
+
+    def __init__(self, address: str, *, is_local: bool) -> None:
+        self.address = address
+        self.is_local = is_local
+        self.nodes: tuple[Node, ...] = tuple(_node(entry) for entry in ray.nodes() if entry["Alive"])
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all nodes, free or not."""
+        return sum(node.num_gpus for node in self.nodes)
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether ranks run on GPUs: where there is one, on nothing else."""
+        return self.num_gpus > 0
+
+    def close(self) -> None:
+        """Disconnect; ends a local Ray. Takes 20 s at most."""
+        # In a thread: with the cluster gone, Ray's calls may not come back.
+        thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+        thread.start()
+        thread.join(_SHUTDOWN_TIMEOUT_S)
+        if thread.is_alive():
+            logger.warning("ray.shutdown() didn't return within %g s", _SHUTDOWN_TIMEOUT_S)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(settings: ClusterSettings) -> Cluster:
+    """The cluster that ``settings`` name, connected.
+
+    Raises:
+      UsageError: ``cluster.address`` is missing, or of a form that a driver can't use.
+      InfrastructureError: no Ray answers there within ``cluster.connect_timeout_s``, it refuses the token, its version
+        differs, or a local one doesn't start.
+      JobStopped: a signal came meanwhile.
+    """
+    address = cluster_address(settings)
+    if address is None:
+        return _start_local(settings)
+    # A job's driver was started by the node beside it.
+    if not (submission_id() and address == os.environ.get(RAY_ADDRESS)):
+        check_reachable(address, settings.connect_timeout_s)
+    _init(f"can't use the Ray at {address}", address=address, runtime_env=_code())
+    return Cluster(address, is_local=False)
+
+
+def default_num_ranks(cluster: Cluster, settings: ClusterSettings) -> int:
+    """``cluster.num_ranks``; where that is null every GPU (``gpus_per_host`` of each host), or 4 CPU ranks.
+
+    Raises:
+      UsageError: ``num_ranks`` is no multiple of ``gpus_per_host``.
+      InfrastructureError: the cluster doesn't have that many GPUs or CPUs, free or not.
+    """
+    num_ranks = wanted_ranks(cluster.nodes, settings)
+    plan(cluster.nodes, settings, num_ranks)
+    return num_ranks
+
+
+def submission_id() -> str | None:
+    """Ray's id of the submitted job whose driver this is, or ``None``."""
+    found = _job_config().get("metadata", {}).get("job_submission_id")
+    return None if found is None else str(found)
+
+
+def _job_config() -> dict[str, Any]:
+    return dict(json.loads(os.environ.get(_JOB_CONFIG, "{}")))
+
+
+def _start_local(settings: ClusterSettings) -> Cluster:
+    ranks = min(settings.num_ranks or DEFAULT_CPU_RANKS, _MAX_LOCAL_CPU_RANKS)
+    # Where Ray finds no token it writes one into the user's home, for all clusters; this one needs but a variable.
+    known = any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if not known and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Inside a submitted job these name the cluster, and files that only the cluster has.
+    with _without(RAY_ADDRESS, _JOB_CONFIG):
+        _init(
+            "a local Ray didn't start",
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, ranks),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            # Also where the driver's working directory isn't the checkout.
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(_import_path())}},
+        )
+    return Cluster(ray.get_runtime_context().gcs_address, is_local=True)
+
+
+def _init(what: str, **options: Any) -> None:
+    """``ray.init``, whose errors become the job's. Output of the ranks stays in their files, which errors name."""
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except SystemExit as error:
+        # Ray's own handler of SIGTERM, which it sets before anything else.
+        ray.shutdown()
+        raise JobStopped(signal.SIGTERM) from error
+    except (RayError, RuntimeError, ValueError, OSError) as error:
+        ray.shutdown()
+        raise InfrastructureError(f"{what}: {' '.join(str(error).split())}") from error
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def _code() -> dict[str, Any] | None:
+    """What takes this project's code to the nodes; ``None`` where the job's working directory does."""
+    if _job_config().get("runtime_env", {}).get("working_dir"):
+        return None
+    return {"py_modules": [str(_folder(package)) for package in _PACKAGES], "excludes": ["__pycache__"]}
+
+
+def _folder(package: Any) -> Path:
+    return Path(package.__file__).resolve().parent
+
+
+def _import_path() -> list[str]:
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [*dict.fromkeys([*(str(_folder(package).parent) for package in _PACKAGES), *filter(None, inherited)])]
+
+
+def _node(entry: dict[str, Any]) -> Node:
+    resources = entry["Resources"]
+    prefix = "accelerator_type:"
+    return Node(
+        node_id=entry["NodeID"],
+        host=entry["NodeManagerHostname"],
+        ip=entry["NodeManagerAddress"],
+        num_cpus=int(resources.get("CPU", 0)),
+        num_gpus=int(resources.get("GPU", 0)),
+        accelerator=next((name.removeprefix(prefix) for name in resources if name.startswith(prefix)), None),
+    )
+
+
+@contextlib.contextmanager
+def _without(*names: str) -> Iterator[None]:
+    saved = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(saved)

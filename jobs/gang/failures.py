@@ -1,0 +1,104 @@
+"""From what a gang's calls ran into to the error that the job reports: the cause, named by rank and host."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from ray.exceptions import RayTaskError
+
+from jobs.errors import EXIT_INFRASTRUCTURE, InfrastructureError, JobError, UsageError
+from jobs.gang.answers import Answer
+from jobs.gang.member import Failure, Place
+
+
+class RankFailed(JobError):
+    """The program raised on a rank: a bug, or a peer's death that could not be seen."""
+
+    exit_code = EXIT_INFRASTRUCTURE
+    status = "rank_failed"
+
+
+def is_death(answer: Answer) -> bool:
+    """Whether the actor itself was lost; an exception of its code is none."""
+    return answer.error is not None and not isinstance(answer.error, RayTaskError)
+
+
+def name_rank(places: Sequence[Place], rank: int) -> str:
+    """``rank 1 on host7 (pid 123)``."""
+    place = places[rank]
+    return f"rank {rank} on {place.host} (pid {place.pid})" if place.pid else f"an actor that has no rank yet ({rank})"
+
+
+def name_ranks(places: Sequence[Place], ranks: Iterable[int]) -> str:
+    """Several of them, in order."""
+    return ", ".join(name_rank(places, rank) for rank in sorted(ranks))
+
+
+def death_error(
+    places: Sequence[Place], death: Answer, dead: Sequence[int], silent: Sequence[int], doing: str
+) -> JobError:
+    """Of the first ``death`` that was seen; ranks that are ``dead`` too, or ``silent``, are mentioned."""
+    place = places[death.key]
+    message = f"{name_rank(places, death.key)} died while {doing}: {_reason(death.error)}"
+    if place.pid:
+        message += f" [what it printed: {place.host}:{place.stderr_path}]"
+    if dead:
+        message += f"; dead, too: {name_ranks(places, dead)}"
+    return InfrastructureError(message + _silent(places, silent))
+
+
+def hang_error(
+    places: Sequence[Place],
+    unfinished: Iterable[int],
+    silent: Collection[int],
+    timeout_s: float,
+    doing: str,
+    stacks: str,
+) -> JobError:
+    """Of ranks that haven't finished in time."""
+    message = f"no answer within {timeout_s:g} s from {name_ranks(places, unfinished)} while {doing}"
+    return InfrastructureError(f"{message}{_silent(places, silent)}; stacks: {stacks}")
+
+
+def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int], doing: str) -> JobError:
+    """Of an exception that a rank's code raised."""
+    if isinstance(answer.value, Failure):
+        failure = answer.value
+        if final := final_error(failure):
+            return final
+        what, tail = f"{failure.type_name}: {_one_line(failure.text)}", failure.traceback_tail
+    else:
+        what, tail = _one_line(str(answer.error).strip().splitlines()[-1]), str(answer.error)
+    message = f"{name_rank(places, answer.key)} failed while {doing}: {what}{_silent(places, silent)}"
+    # A peer is gone, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
+    kind = InfrastructureError if silent else RankFailed
+    return kind(f"{message}\n{tail}")
+
+
+def final_error(failure: Failure) -> JobError | None:
+    """The error itself, where it says all: a JobError, or the validation of cmkernel."""
+    if failure.pickled is not None:
+        error = pickle.loads(failure.pickled)
+        assert isinstance(error, JobError)
+        return error
+    by_cmkernel = failure.origin.split(".")[0] == "cmkernel"
+    if by_cmkernel and failure.type_name in ("ValueError", "NotImplementedError"):
+        return UsageError(failure.text)
+    return None
+
+
+def _silent(places: Sequence[Place], ranks: Collection[int]) -> str:
+    return f"; unresponsive: {name_ranks(places, ranks)}" if ranks else ""
+
+
+def _reason(error: BaseException | None) -> str:
+    """Ray's account of a death without its advice, which takes half a page."""
+    text = _one_line(str(error))
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
+    return f"{type(error).__name__}: {detail[1] if detail else text}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,231 @@
+"""The gang: one actor a rank, started together, called together, ended together."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+
+from jobs.errors import JobError
+from jobs.gang import failures
+from jobs.gang.answers import Answer, Answers
+from jobs.gang.cluster import Cluster
+from jobs.gang.failures import RankFailed
+from jobs.gang.member import NOWHERE, Failure, Member, Place, Setup
+from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, ring_order
+from jobs.gang.placement import Placement
+from jobs.gang.rank import CONTROL, Rank
+from jobs.gang.shape import plan
+from jobs.settings import ClusterSettings
+
+__all__ = ["SESSION", "Gang", "RankFailed"]
+
+logger = logging.getLogger(__name__)
+
+SESSION = "jobs.measure.session:Session"
+# After a first exception, how long to wait for the death of another rank that would explain it.
+GRACE_S = 3.0
+# What a rank that is alive needs at most to answer on its control group.
+PING_TIMEOUT_S = 2.0
+STACKS_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 10.0
+
+
+class Gang:
+    """Ranks that are set up; a context manager that ends them."""
+
+    def __init__(self, placement: Placement, stacks_dir: Path | None) -> None:
+        self._placement = placement
+        self._stacks_dir = stacks_dir
+        self._actors: list[Any] = []
+        self._places: list[Place] = []
+        self._closed = False
+        self.members: tuple[Member, ...] = ()
+
+    @classmethod
+    def start(
+        cls,
+        cluster: Cluster,
+        settings: ClusterSettings,
+        num_ranks: int,
+        *,
+        session: str = SESSION,
+        stacks_dir: Path | None = None,
+    ) -> Gang:
+        """Reserve, start the actors, order them by host and GPU, join them by jax.distributed.
+
+        Args:
+          cluster: where.
+          settings: time limits, GPUs per host, and XLA's share of GPU memory.
+          num_ranks: one for each actor.
+          session: ``module:Class`` of what ``call`` calls, importable on every node.
+          stacks_dir: folder for the stacks of a gang that hangs; ``None``: they are logged.
+
+        Raises:
+          UsageError: ``num_ranks`` and ``cluster.gpus_per_host`` don't fit.
+          InfrastructureError: no capacity, a rank died or didn't get ready in time, two ranks have one GPU, or a host
+            gives its peers a loopback address.
+          RankFailed: the session could not be built.
+        """
+        shape = plan(cluster.nodes, settings, num_ranks)
+        placement = Placement.reserve(cluster.nodes, shape, timeout_s=settings.placement_timeout_s)
+        gang = cls(placement, stacks_dir)
+        try:
+            gang._start_actors(settings)
+            gang._set_up(settings, session)
+        except BaseException:
+            gang.close()
+            raise
+        return gang
+
+    def call(self, method: str, *args: Any, timeout_s: float, doing: str) -> list[Any]:
+        """Call ``method(*args)`` of every rank's session at once; the results, by rank.
+
+        Args:
+          method: name of the session's method.
+          *args: the same for every rank.
+          timeout_s: limit in seconds for all of them.
+          doing: what the error says that the gang was doing.
+
+        Raises:
+          JobError: what a session raised as one; ``UsageError`` for a refusal by cmkernel.
+          InfrastructureError: a rank died, or didn't answer in time.
+          RankFailed: a session raised anything else.
+        """
+        refs = {rank: actor.call.remote(method, *args) for rank, actor in enumerate(self._actors)}
+        return self._gather(Answers(refs), timeout_s, doing)
+
+    def close(self) -> None:
+        """End all ranks, whatever they are doing, and give the resources back; takes 10 s at most."""
+        if self._closed:
+            return
+        self._closed = True
+        # In a thread: with the cluster gone, Ray's calls may not come back.
+        thread = threading.Thread(target=self._kill, name="close-gang", daemon=True)
+        thread.start()
+        thread.join(CLOSE_TIMEOUT_S)
+        if thread.is_alive():
+            logger.warning("the gang's resources could not be given back within %g s", CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> Gang:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_actors(self, settings: ClusterSettings) -> None:
+        on_gpus = self._placement.shape.on_gpus
+        actor_class = ray.remote(concurrency_groups={CONTROL: 2})(Rank)  # type: ignore[call-overload]
+        actors = [
+            actor_class.options(
+                num_cpus=0 if on_gpus else 1,
+                num_gpus=1 if on_gpus else 0,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=strategy,
+                # A local Ray's workers inherit the driver's environment; the key stays with the driver.
+                runtime_env={"env_vars": {"WANDB_API_KEY": ""}},
+            ).remote()
+            for strategy in self._placement.strategies()
+        ]
+        self._actors = actors
+        self._places = [NOWHERE] * len(actors)
+        refs = {index: actor.place.remote() for index, actor in enumerate(actors)}
+        places: list[Place] = self._gather(Answers(refs), settings.setup_timeout_s, "starting")
+        # Only now is known where each actor is: neighbours in the ring shall be neighbours in the machine.
+        order = sorted(range(len(actors)), key=lambda index: ring_order(places[index]))
+        self._actors, self._places = [actors[i] for i in order], [places[i] for i in order]
+
+    def _set_up(self, settings: ClusterSettings, session: str) -> None:
+        if not self._placement.shape.on_gpus:
+            refuse_loopback(self._places)
+        doing, timeout_s = "setting up jax.distributed", settings.setup_timeout_s
+        (coordinator,) = self._gather(Answers({0: self._actors[0].coordinator_address.remote()}), timeout_s, doing)
+        setup = Setup(
+            rank=0,
+            num_ranks=len(self._actors),
+            coordinator=coordinator,
+            timeout_s=timeout_s,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            gpu_memory_fraction=settings.gpu_memory_fraction,
+            session=session,
+        )
+        refs = {r: actor.setup.remote(dataclasses.replace(setup, rank=r)) for r, actor in enumerate(self._actors)}
+        self.members = tuple(self._gather(Answers(refs), timeout_s, doing))
+        refuse_shared_gpus(self.members)
+
+    def _gather(self, answers: Answers, timeout_s: float, doing: str) -> list[Any]:
+        """Values by rank, or the error that explains the first one that is missing."""
+        deadline = time.monotonic() + timeout_s
+        values: dict[int, Any] = {}
+        while answers.unfinished:
+            answer = answers.next(deadline)
+            if answer is None:
+                raise self._hang(answers.unfinished, timeout_s, doing)
+            if answer.error is not None or isinstance(answer.value, Failure):
+                raise self._cause(answer, answers, doing)
+            values[answer.key] = answer.value
+        return [values[rank] for rank in sorted(values)]
+
+    def _cause(self, first: Answer, answers: Answers, doing: str) -> JobError:
+        """The error to report: a rank that died, rather than what its peers saw of that."""
+        answer: Answer | None = first
+        deadline = time.monotonic() + GRACE_S
+        while answer is not None:
+            if failures.is_death(answer):
+                dead, silent = self._survey(set(range(len(self._actors))) - {answer.key})
+                return failures.death_error(self._places, answer, dead, silent, doing)
+            if isinstance(answer.value, Failure) and (final := failures.final_error(answer.value)):
+                return final
+            answer = answers.next(deadline)
+        _, silent = self._survey(answers.unfinished)
+        return failures.session_error(self._places, first, silent, doing)
+
+    def _survey(self, ranks: set[int]) -> tuple[list[int], list[int]]:
+        """Which of ``ranks`` are dead, and which don't answer."""
+        answers = Answers({rank: self._actors[rank].ping.remote() for rank in ranks})
+        dead, deadline = [], time.monotonic() + PING_TIMEOUT_S
+        while (answer := answers.next(deadline)) is not None:
+            if answer.error is not None:
+                dead.append(answer.key)
+        return sorted(dead), sorted(answers.unfinished)
+
+    def _hang(self, unfinished: set[int], timeout_s: float, doing: str) -> JobError:
+        answers = Answers({rank: actor.stacks.remote() for rank, actor in enumerate(self._actors)})
+        texts, deadline = {}, time.monotonic() + STACKS_TIMEOUT_S
+        while (answer := answers.next(deadline)) is not None:
+            texts[answer.key] = answer.value if answer.error is None else f"{answer.error}"
+        sections = [
+            f"=== {failures.name_rank(self._places, rank)} ===\n{texts.get(rank, 'no answer')}\n"
+            for rank in range(len(self._actors))
+        ]
+        stacks = self._save_stacks("\n".join(sections))
+        return failures.hang_error(self._places, unfinished, answers.unfinished, timeout_s, doing, stacks)
+
+    def _save_stacks(self, text: str) -> str:
+        """Where they are to be found."""
+        if self._stacks_dir is not None:
+            path = self._stacks_dir / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+            try:
+                path.write_text(text)
+                return str(path)
+            except OSError as error:
+                logger.error("%s: %s", path, error)
+        logger.error("stacks of the ranks:\n%s", text)
+        return "in the log"
+
+    def _kill(self) -> None:
+        for actor in self._actors:
+            try:
+                ray.kill(actor, no_restart=True)
+            except Exception as error:
+                logger.warning("an actor could not be killed (Ray ends it with the job): %s", error)
+        self._placement.remove()

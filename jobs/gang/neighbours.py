@@ -1,0 +1,43 @@
+"""The order of the ranks, and what must hold between them before they can talk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.errors import InfrastructureError
+from jobs.gang.member import Member, Place
+from jobs.gang.shape import natural
+
+
+def ring_order(place: Place) -> tuple[Any, ...]:
+    """Sort key that makes neighbours in the ring neighbours in the machine: by host, then by GPU."""
+    return natural(place.host), place.node_id, [natural(gpu) for gpu in place.gpu_ids]
+
+
+def refuse_loopback(places: Sequence[Place]) -> None:
+    """Raise ``InfrastructureError`` where a host's own name resolves to an address that other hosts can't reach.
+
+    Gloo tells its peers that address, whatever Ray calls the host.
+    """
+    if len({place.ip for place in places}) == 1:
+        return
+    for place in places:
+        if place.resolved_ip is None or place.resolved_ip.startswith("127."):
+            raise InfrastructureError(
+                f"host {place.host}: its name resolves to {place.resolved_ip}, which other hosts can't reach; map it "
+                f"to {place.ip} in /etc/hosts there"
+            )
+
+
+def refuse_shared_gpus(members: Sequence[Member]) -> None:
+    """Raise ``InfrastructureError`` where two ranks have one GPU: they would wait for each other inside the kernel."""
+    owners: dict[str, Member] = {}
+    for member in members:
+        if member.gpu_uuid is None:
+            continue
+        if (other := owners.setdefault(member.gpu_uuid, member)) is not member:
+            raise InfrastructureError(
+                f"{other} and {member} have one GPU, {member.gpu_uuid}: several raylets of a host each need "
+                "CUDA_VISIBLE_DEVICES of their own"
+            )

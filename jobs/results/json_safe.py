@@ -1,0 +1,54 @@
+"""Values as JSON can hold them: what every file and line of the results goes through."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from enum import Enum
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+# JSON has no such numbers; every parser reads these strings.
+NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def json_safe(value: Any) -> Any:
+    """``value`` of plain dicts, lists, strings, numbers, booleans and ``None``.
+
+    Infinite and undefined floats become the strings ``inf``, ``-inf`` and ``nan``, enums their names, dataclasses
+    dicts, paths strings, tuples lists; numpy's scalars become Python's.
+
+    Raises:
+      TypeError: ``value`` holds something else.
+    """
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return number if math.isfinite(number) else str(number)
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: json_safe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(item) for item in value]
+    raise TypeError(f"{type(value).__name__} can't be written as JSON: {value!r}")
+
+
+def revive_floats(value: Any) -> Any:
+    """Undo what ``json_safe`` does to floats. Only for values that hold no other strings: ``"nan"`` may be a name."""
+    if isinstance(value, str):
+        return NON_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: revive_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [revive_floats(item) for item in value]
+    return value

@@ -1,0 +1,159 @@
+"""The table on standard output, in the manner of nccl-tests: one line a row, everything else behind ``#``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jobs.records import HEADLINE, TIMES, Case, Row
+
+MAX_WIDTH = 160
+_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+_NONE = "-"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Column:
+    title: str
+    unit: str
+    width: int
+    text: Callable[[Row], str]
+    left: bool = False
+
+    def cell(self, text: str) -> str:
+        """``text`` at the column's width; what doesn't fit is cut, so that the columns stay in line."""
+        if len(text) > self.width:
+            text = text[: self.width - 1] + "~"
+        return text.ljust(self.width) if self.left else text.rjust(self.width)
+
+
+def _number(value: float | None, width: int, scale: float = 1.0) -> str:
+    """About four digits; large values without a fraction."""
+    if value is None:
+        return _NONE
+    value *= scale
+    digits = 4 if abs(value) < 1 else 2 if abs(value) < 1000 else 1
+    text = f"{value:.{digits}f}"
+    return text if len(text) <= width else f"{value:.{max(0, width - 7)}e}"
+
+
+def _time(name: str, width: int) -> _Column:
+    def text(row: Row) -> str:
+        if not row.check.passed:
+            return "FAILED" if name == HEADLINE else _NONE
+        spread = getattr(row, name)
+        return _number(spread.max if spread else None, width)
+
+    return _Column(name, "(us)", width, text)
+
+
+def _derived(title: str, unit: str, width: int, name: str, scale: float = 1.0) -> _Column:
+    def text(row: Row) -> str:
+        return _number(getattr(row.derived, name), width, scale) if row.derived else _NONE
+
+    return _Column(title, unit, width, text)
+
+
+_TIME_WIDTHS = {"in_graph_us": 11}
+_COLUMNS = (
+    _Column("case", "", 14, lambda row: row.case.name, left=True),
+    _Column("m_shard", "(rows)", 7, lambda row: str(row.case.m_shard)),
+    _Column("k", "", 6, lambda row: str(row.case.k)),
+    _Column("n_shard", "(cols)", 7, lambda row: str(row.case.n_shard)),
+    _Column("type", "", 4, lambda row: _DTYPES.get(row.case.dtype, row.case.dtype)),
+    _Column("D", "", 3, lambda row: str(row.case.num_ranks)),
+    _Column("implementation", "", 14, lambda row: row.implementation, left=True),
+    *(_time(name, _TIME_WIDTHS.get(name, 9)) for name in TIMES),
+    _derived("TF/s", "", 7, "tflops_per_gpu"),
+    _derived("util", "(%)", 6, "utilisation", 100.0),
+    _derived("/local", "", 6, "ratio_to_local"),
+    _derived("xla/", "", 6, "speedup_over_xla"),
+    _derived("busbw", "(GB/s)", 7, "bus_bandwidth_gbps"),
+    _derived("overlap", "(%)", 7, "overlap_efficiency", 100.0),
+    _Column("#wrong", "(elem)", 8, lambda row: str(row.check.num_wrong)),
+)
+
+
+def header_lines(
+    *,
+    members: Sequence[Mapping[str, Any]],
+    versions: Mapping[str, str],
+    links: str,
+    cases: Sequence[tuple[Case, float | None]],
+) -> list[str]:
+    """What runs where.
+
+    Args:
+      members: one per rank, in rank order: ``rank``, ``host``, ``pid``, ``device_kind`` and, on GPUs, ``gpu_index``,
+        ``gpu_uuid`` and ``driver_version``.
+      versions: of the software, by name.
+      links: how the devices are connected.
+      cases: what will be measured, each with the modelled article bound in microseconds where there is a model.
+    """
+    hosts = list(dict.fromkeys(str(member["host"]) for member in members))
+    drivers = sorted({str(member["driver_version"]) for member in members if member.get("driver_version")})
+    named = [f"{name} {version}" for name, version in versions.items()] + [f"driver {driver}" for driver in drivers]
+    lines = [
+        f"# Ring all-gather matmul: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}",
+        "# Devices",
+        *(_member_line(member) for member in members),
+        f"# Versions : {', '.join(named)}",
+        f"# Links    : {links or _NONE}",
+        f"# Cases    : {len(cases)}; bound: the article's D x local + 6 us x (D-1), local from the datasheet's peak",
+    ]
+    for case, bound_us in cases:
+        lines.append(f"#   {case}" + (f"  bound {bound_us:.1f} us" if bound_us is not None else ""))
+    return lines
+
+
+def column_lines() -> list[str]:
+    """What the columns mean, and their titles."""
+    return [
+        "#",
+        "# Times: maximum over ranks of each rank's median; - where not measured. kernel_us: the multiply's kernel;",
+        "# device_us: a call on the device, from its first kernel's start to its last one's end; in_graph_us: a call",
+        "# inside a program of dependent calls; call_us: one jitted call. From t = in_graph_us: TF/s of one GPU; util",
+        "# of its peak; /local = t / local, the multiply without communication; xla/ = xla / t, all-gather then dot;",
+        "# busbw as in nccl-tests; overlap = (xla - t) / (xla - local). #wrong: elements out of tolerance.",
+        "#",
+        "# " + " ".join(column.cell(column.title) for column in _COLUMNS),
+        ("# " + " ".join(column.cell(column.unit) for column in _COLUMNS)).rstrip(),
+    ]
+
+
+def row_line(row: Row) -> str:
+    """One row; a failed check has ``FAILED`` in the place of its times."""
+    return "  " + " ".join(column.cell(column.text(row)) for column in _COLUMNS)
+
+
+def footer_lines(rows: Sequence[Row]) -> list[str]:
+    """The verdict over all rows, and what each failed check found."""
+    failed = [row for row in rows if not row.check.passed]
+    lines = ["#"]
+    for row in failed:
+        check, ranks = row.check, ", ".join(map(str, row.check.failed_ranks))
+        lines += [
+            f"# FAILED {row.implementation} on {row.case}",
+            f"#   rank {ranks}: {check.num_wrong} of {check.num_elements} elements wrong, largest error "
+            f"{check.max_error:.3g}, relative error {check.relative_error:.3g} (tolerance "
+            f"{check.relative_tolerance:.3g}), integers {'exact' if check.integers_exact else 'not exact'}",
+        ]
+    # nccl-tests' own words: scripts look for them.
+    if rows:
+        num_wrong = sum(row.check.num_wrong for row in rows)
+        lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if failed else 'OK'}")
+    lines.append(f"# Rows : {len(rows)}" + (f", {len(failed)} of them FAILED" if failed else ""))
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _member_line(member: Mapping[str, Any]) -> str:
+    line = f"#   Rank {member['rank']:2d} on {member['host']} pid {member['pid']:6d} {member['device_kind']}"
+    if member.get("gpu_uuid"):
+        index = member.get("gpu_index")
+        line += f" device {_NONE if index is None else index} {member['gpu_uuid']}"
+    return line

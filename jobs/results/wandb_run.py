@@ -1,0 +1,184 @@
+"""One W&B run, as far as the job uses it. The only module that imports wandb.
+
+Facts about wandb 0.31.0 that shape it, each met by a test:
+
+- ``init`` keeps ``init_timeout``, and ``finish`` ``finish_timeout``, but neither where the service process is frozen;
+- a Table or an artifact asks the server before it is logged: a frozen server blocks that for a minute and more;
+- ``log`` holds a step back until the next one begins, unless told to commit;
+- error reports to W&B hold up the interpreter's exit for 20 s where the server is frozen.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.records import Row
+from jobs.results import metrics
+from jobs.results.bounded import call_within
+from jobs.results.metrics import RankInfo
+from jobs.results.wandb_process import kill_services
+from jobs.settings import WandbMode
+
+if TYPE_CHECKING:
+    import wandb
+
+logger = logging.getLogger(__name__)
+
+# Beyond init_timeout, for a wandb that doesn't keep it.
+INIT_MARGIN_S = 5.0
+TEARDOWN_LIMIT_S = 5.0
+_USER_HAS_DATA_DIR = "WANDB_DATA_DIR" in os.environ
+
+
+class NoKeyError(Exception):
+    """No API key is configured."""
+
+
+class RunStarter:
+    """Starts the run, a second time if need be, and ends W&B's service process; waits for neither without a limit.
+
+    Args:
+      run_dir: the job's run directory; W&B's files go into ``wandb`` there.
+      key: API key; ``None``: what WANDB_API_KEY, netrc or W&B's own settings say.
+      init_timeout_s: limit for the server to accept the run.
+      upload_timeout_s: limit for the upload at the end.
+      init: what else ``wandb.init`` gets: project, config, ...
+    """
+
+    def __init__(
+        self, *, run_dir: Path, key: str | None, init_timeout_s: float, upload_timeout_s: float, init: Mapping[str, Any]
+    ) -> None:
+        self._folder = run_dir / "wandb"
+        self._limit_s = init_timeout_s + INIT_MARGIN_S
+        self._init = {**init, "dir": str(run_dir)}
+        self._key = key
+        self._init_timeout_s = init_timeout_s
+        self._upload_timeout_s = upload_timeout_s
+
+    def start(self, mode: WandbMode, *, run_id: str | None = None) -> WandbRun:
+        """A run that is online or offline, under a new id or an old one. If this raises, nothing of it is left.
+
+        Raises:
+          NoKeyError: online, and no key is configured.
+          TimeoutError: W&B doesn't keep its own limit.
+          Exception: whatever else W&B raises.
+        """
+        before = set(self._folder.glob("*run-*"))
+        try:
+            return WandbRun(call_within(self._limit_s, partial(self._start, mode, run_id)))
+        except BaseException:
+            self.close()
+            # A later `wandb sync` would upload the empty run.
+            for path in set(self._folder.glob("*run-*")) - before:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    def _start(self, mode: WandbMode, run_id: str | None) -> wandb.Run:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        settings = self._wandb_settings()
+        wandb.setup(settings)
+        # Asked here, as init() would open a prompt on a terminal.
+        if mode is WandbMode.online and not wandb.login(prompt=False, verify=False):
+            raise NoKeyError("no API key: run `wandb login`, or set wandb.api_key_file or WANDB_API_KEY")
+        if mode is WandbMode.online:
+            return wandb.init(
+                **self._init, mode="online", id=run_id, resume="allow" if run_id else None, settings=settings
+            )
+        return wandb.init(**self._init, mode="offline", id=run_id, settings=settings)
+
+    def _wandb_settings(self) -> wandb.Settings:
+        import wandb
+
+        return wandb.Settings(
+            api_key=self._key,
+            init_timeout=self._init_timeout_s,
+            finish_timeout=self._upload_timeout_s,
+            finish_timeout_raises=True,
+            # Standard output is the job's table; the log names what went wrong.
+            silent=True,
+            console="off",
+            # The driver may share its host with ranks that are timed; they sample NVML themselves.
+            x_disable_stats=True,
+            # Uploaded is what the run directory holds: no code, and no diff of a checkout.
+            save_code=False,
+            disable_code=True,
+            disable_git=True,
+            label_disable=True,
+            # A killed job keeps all but the last second, and `wandb leet` shows rows as they come.
+            x_transaction_log_flush_interval=1.0,
+        )
+
+    @staticmethod
+    def close() -> None:
+        """End the service process; kill it if it doesn't answer."""
+        module = sys.modules.get("wandb")
+        if module is None:
+            return
+        try:
+            call_within(TEARDOWN_LIMIT_S, module.teardown)
+        except TimeoutError:
+            kill_services()
+        except Exception as error:
+            logger.info("W&B's service was gone already: %s", error)
+
+
+class WandbRun:
+    """A run that was started. Once the service has died, methods raise ``ConnectionError`` or wandb's own errors."""
+
+    def __init__(self, run: wandb.Run) -> None:
+        self._run = run
+        self.id: str = run.id
+        # run.dir is the folder of the run's files, inside the run's own.
+        self.dir = Path(run.dir).absolute().parent
+        """What ``wandb leet`` and ``wandb sync`` take."""
+        self.url: str | None = run.url
+
+    def log_row(self, row: Row, step: int) -> None:
+        """Log a row under the names of ``metrics``; a failed check also raises an alert."""
+        self._run.log(metrics.history(row), step=step, commit=True)
+        self.summarize(metrics.summary(row))
+        if not row.check.passed:
+            self._run.alert(
+                title=f"Check failed: {row.implementation} on {row.case.name}",
+                text=f"{row.case}: {row.check.num_wrong} of {row.check.num_elements} elements wrong",
+                level="ERROR",
+                wait_duration=0,
+            )
+
+    def log_files(self, rows: Sequence[tuple[Row, Sequence[RankInfo]]], journal: Path) -> None:
+        """Log the table ``per_rank``, and the journal as an artifact of type ``results``. May block for minutes."""
+        import wandb
+
+        # The copies that an offline run uploads later belong to it, and not into a home that a container takes with it.
+        if not _USER_HAS_DATA_DIR:
+            os.environ["WANDB_DATA_DIR"] = str(self.dir.parent)
+        lines = [line for row, members in rows for line in metrics.per_rank(row, members)]
+        if lines:
+            table = wandb.Table(columns=list(metrics.PER_RANK_COLUMNS), data=lines)
+            self._run.log({"per_rank": table}, step=len(rows), commit=True)
+        if journal.exists():
+            artifact = wandb.Artifact(f"results-{self.id}", type="results")
+            # immutable: taken from where it lies, not from a copy in the home directory.
+            artifact.add_file(str(journal), policy="immutable")
+            self._run.log_artifact(artifact)
+
+    def summarize(self, values: Mapping[str, metrics.Scalar]) -> None:
+        """Set values of the summary."""
+        self._run.summary.update(dict(values))
+
+    def finish(self, exit_code: int) -> None:
+        """End the run.
+
+        Raises:
+          TimeoutError: the upload took longer than its limit; what is missing is in ``dir``.
+        """
+        self._run.finish(exit_code=exit_code)

@@ -1,0 +1,206 @@
+"""The job's one W&B run, owned by the driver. W&B never holds up or fails a job that has begun to measure."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import InfrastructureError, UsageError
+from jobs.records import Row
+from jobs.results.bounded import call_within
+from jobs.results.json_safe import json_safe
+from jobs.results.metrics import RankInfo, Scalar
+from jobs.results.run_dir import JOURNAL_NAME
+from jobs.results.wandb_process import browse_command, read_key_file, sync_command
+from jobs.results.wandb_run import NoKeyError, RunStarter, WandbRun
+from jobs.settings import WandbMode, WandbSettings
+
+logger = logging.getLogger(__name__)
+
+# Shares of finish_timeout_s: for handing over the table and the artifact, and for the upload of everything.
+FILES_SHARE, UPLOAD_SHARE = 0.3, 0.6
+MAX_TAG_LENGTH = 64  # W&B's rule
+
+
+class WandbSink:
+    """The run in one of the modes, or nothing where W&B is disabled. Made by ``start``."""
+
+    def __init__(self, settings: WandbSettings, run_dir: Path, starter: RunStarter | None = None) -> None:
+        self.mode = WandbMode.disabled
+        """As it is: online, offline or disabled."""
+        self.fallback_reason: str | None = None
+        """Why ``auto`` isn't online although a key is configured."""
+        self.complete = True
+        """Whether W&B took everything so far; the journal has what is missing."""
+        self.dir: Path | None = None
+        """Directory of the W&B run, absolute; ``None`` where there is none."""
+        self.url: str | None = None
+        self._finish_timeout_s = settings.finish_timeout_s
+        self._run_dir = run_dir
+        self._starter = starter
+        self._run: WandbRun | None = None
+        self._rows: list[tuple[Row, tuple[RankInfo, ...]]] = []
+        self._revived = False
+
+    @classmethod
+    def start(
+        cls,
+        settings: WandbSettings,
+        *,
+        run_dir: Path,
+        config: Mapping[str, Any],
+        group: str | None,
+        tags: Sequence[str],
+    ) -> WandbSink:
+        """Start the run. To be called before GPUs are reserved: it takes up to ``init_timeout_s`` and some seconds.
+
+        ``auto`` is online where a key is configured (``api_key_file``, WANDB_API_KEY, netrc), else offline; WANDB_MODE
+        may turn it to offline or disabled. A key isn't written anywhere.
+
+        Raises:
+          UsageError: the key's file can't be read, or a tag has no or too many characters.
+          InfrastructureError: ``online`` or ``offline`` was asked for and can't be had.
+        """
+        mode = _wanted_mode(settings.mode)
+        if mode is WandbMode.disabled:
+            return cls(settings, run_dir)
+        for tag in tags:
+            if not 1 <= len(tag) <= MAX_TAG_LENGTH:
+                raise UsageError(f"wandb.tags: {tag!r} must have 1 to {MAX_TAG_LENGTH} characters")
+        init = {"project": settings.project, "entity": settings.entity, "name": settings.name, "group": group}
+        starter = RunStarter(
+            run_dir=run_dir,
+            key=None if mode is WandbMode.offline else read_key_file(settings.api_key_file),
+            init_timeout_s=settings.init_timeout_s,
+            upload_timeout_s=settings.finish_timeout_s * UPLOAD_SHARE,
+            init={**init, "tags": list(tags), "config": json_safe(config)},
+        )
+        sink = cls(settings, run_dir, starter)
+        if mode is not WandbMode.offline:
+            sink._open(WandbMode.online, fatal=mode is WandbMode.online)
+        if sink._run is None:
+            sink._open(WandbMode.offline, fatal=mode is WandbMode.offline)
+        return sink
+
+    def log_row(self, row: Row, members: Sequence[RankInfo]) -> None:
+        """Log a row as the next step, under the names of ``metrics``; a failed check also raises an alert."""
+        self._rows.append((row, tuple(members)))
+        if self._run is None:
+            return
+        try:
+            self._run.log_row(row, len(self._rows) - 1)
+        except ConnectionError as error:
+            self._revive(error)
+        except Exception as error:
+            self._note(f"a row was not logged: {_told(error)}")
+
+    def finish(self, *, exit_code: int, status: str) -> None:
+        """End the run with the per-rank table, the journal as an artifact, and the job's end in the summary.
+
+        Takes up to ``finish_timeout_s`` and some seconds; what W&B hasn't got by then stays on disk. Raises nothing: a
+        problem is logged, and ``complete`` is false.
+        """
+        if self._run is None or self._starter is None:
+            return
+        try:
+            try:
+                self._conclude(self._run, exit_code, status)
+            except TimeoutError:
+                raise
+            except Exception as error:
+                # `ray job stop` signals all descendants of the driver: W&B's service dies of it at once.
+                self._revive(error)
+                if self._run is not None:
+                    self._conclude(self._run, exit_code, status)
+        except Exception as error:
+            self._note(f"the run is not finished: {_told(error)}")
+        self._starter.close()
+        self._run = None
+
+    def browse_lines(self) -> list[str]:
+        """Where the run is and how to look at it: for the end of the output."""
+        if self.dir is None:
+            return []
+        lines = [f"# W&B     : {self.mode.value}, {self.url or self.dir}"]
+        if self.mode is WandbMode.offline:
+            lines.append(f"#   browse : {browse_command(self.dir)}")
+        if self.mode is WandbMode.offline or not self.complete:
+            lines.append(f"#   sync   : {sync_command(self.dir)}")
+        return lines
+
+    def _open(self, mode: WandbMode, *, fatal: bool) -> None:
+        """Start the run in ``mode``; where that fails and isn't fatal, the sink is left without one, loudly."""
+        assert self._starter is not None
+        try:
+            self._take(self._starter.start(mode), mode)
+        except NoKeyError as error:
+            if fatal:
+                raise InfrastructureError(f"wandb.mode={mode.value}: {error}") from error
+        except Exception as error:
+            if fatal:
+                raise InfrastructureError(f"wandb.mode={mode.value}: {_told(error)}") from error
+            self.fallback_reason = _told(error)
+            logger.warning("W&B can't be %s, and falls back: %s", mode.value, self.fallback_reason)
+
+    def _take(self, run: WandbRun, mode: WandbMode) -> None:
+        self._run, self.mode, self.dir, self.url = run, mode, run.dir, run.url
+        logger.info("W&B is %s: %s", mode.value, run.url or run.dir)
+
+    def _conclude(self, run: WandbRun, exit_code: int, status: str) -> None:
+        """What ``finish`` does, each part within its limit; after a timeout the part is left behind in its thread."""
+        deadline_s = time.monotonic() + self._finish_timeout_s
+        num_failed = sum(not row.check.passed for row, _ in self._rows)
+        end: dict[str, Scalar] = {"status": status, "exit_code": exit_code}
+        end |= {"rows": len(self._rows), "failed_checks": num_failed}
+        call_within(self._finish_timeout_s, lambda: run.summarize(end))
+        try:
+            journal = self._run_dir / JOURNAL_NAME
+            call_within(self._finish_timeout_s * FILES_SHARE, lambda: run.log_files(self._rows, journal))
+        except ConnectionError:
+            raise
+        except Exception as error:
+            self._note(f"the table per_rank and the journal are not in the run: {_told(error)}")
+        call_within(deadline_s - time.monotonic(), lambda: run.finish(exit_code))
+
+    def _revive(self, error: Exception) -> None:
+        """Once W&B's service has died: make the run again, under its id and from the rows."""
+        old, self._run = self._run, None
+        assert old is not None
+        assert self._starter is not None
+        self._starter.close()
+        if self._revived:
+            self._note(f"its service died again: {_told(error)}")
+            return
+        self._revived = True
+        try:
+            run = self._starter.start(self.mode, run_id=old.id)
+            for step, (row, _) in enumerate(self._rows):
+                run.log_row(row, step)
+        except Exception as again:
+            self._note(f"its service died and can't be started again: {_told(again)}")
+            return
+        logger.info("W&B's service died (%s); the run was made again from the rows", _told(error))
+        self._take(run, self.mode)
+        if old.dir != run.dir:
+            shutil.rmtree(old.dir, ignore_errors=True)
+
+    def _note(self, problem: str) -> None:
+        self.complete = False
+        logger.warning("W&B: %s; the journal in %s has everything", problem, self._run_dir)
+
+
+def _wanted_mode(mode: WandbMode) -> WandbMode:
+    from_environment = os.environ.get("WANDB_MODE", "")
+    if mode is WandbMode.auto and from_environment in (WandbMode.offline.value, WandbMode.disabled.value):
+        return WandbMode(from_environment)
+    return mode
+
+
+def _told(error: BaseException) -> str:
+    """First line of an error; the rest is advice for users of wandb's own API."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

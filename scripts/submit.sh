@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Runs a job on a Ray cluster: scripts/submit.sh --address http://HEAD:8265 -- problem=llama3 (--help lists the options).
+# Its exit code is the job's.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'TEXT'
+Usage: scripts/submit.sh [options] [--] [overrides of the config ...]
+
+Uploads this checkout to a Ray cluster, runs `python -m jobs.bench` on its head with the overrides, follows the output.
+
+  --address URL         the cluster's job server, http://HEAD:8265; without it RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or
+                        the Ray on this host
+  --install             install requirements.lock on the nodes for this job; without it they must have those versions
+  --install=cuda13      the same, and requirements-cuda13.lock
+  --no-wait             return once the job is accepted
+  --submission-id ID    the job's name in the cluster, also that of its run directory (default: made from the time)
+  --job MODULE          jobs.bench (default) or another module of jobs/
+  --help                this text
+
+Exit code: the job's (0 ok, 1 a check failed, 2 usage, 3 infrastructure); 143 where it was stopped by `ray job stop`.
+A cluster with token authentication needs RAY_AUTH_MODE=token, and the token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or
+~/.ray/auth_token. W&B's key must be on the head node, in ~/.netrc or in the file that wandb.api_key_file names: whatever
+is sent along with a job can be read by everyone who can list the cluster's jobs.
+TEXT
+}
+
+fail() {
+  printf 'submit.sh: %s\n' "$*" >&2
+  exit 2
+}
+
+address=() locks=() no_wait=() id='' job=jobs.bench
+while (($#)); do
+  case $1 in
+    --address | --submission-id | --job) (($# > 1)) && [[ $2 != --* ]] || fail "$1 needs a value" ;;&
+    --address) address=(--address "$2") && shift 2 ;;
+    --address=*) address=(--address "${1#*=}") && shift ;;
+    --submission-id) id=$2 && shift 2 ;;
+    --submission-id=*) id=${1#*=} && shift ;;
+    --job) job=$2 && shift 2 ;;
+    --job=*) job=${1#*=} && shift ;;
+    --install) locks=(requirements.lock) && shift ;;
+    --install=cuda13) locks=(requirements.lock requirements-cuda13.lock) && shift ;;
+    --no-wait) no_wait=(--no-wait) && shift ;;
+    -h | --help) usage && exit 0 ;;
+    --) shift && break ;;
+    -*) fail "unknown option $1 (options of the job go behind --; --help lists the others)" ;;
+    *) break ;;
+  esac
+done
+[[ $job == jobs.* ]] || fail "--job=$job must be a module of jobs/, such as jobs.bench"
+id=${id:-${job##*.}-$(date +%Y%m%d-%H%M%S)-$RANDOM}
+
+ray=ray python=python3
+if [[ -x $root/.venv/bin/ray ]]; then ray=$root/.venv/bin/ray python=$root/.venv/bin/python; fi
+command -v "$ray" >/dev/null || fail "no ray in $root/.venv/bin or on the PATH: scripts/bench.sh makes .venv on first use"
+
+# Anchored with a slash: a pattern without one matches at any depth, conf/wandb too. Ray also honours .gitignore.
+excludes='"/.git", "/.venv", "/.ci", "/.gpu_box", "/benchmarks", "/build", "/dist", "/multirun", "/outputs", "/runs",
+  "/tests", "/wandb", "/*.egg-info", "/.*_cache", "/.hypothesis", "__pycache__"'
+pip=''
+if ((${#locks[@]})); then
+  # By reference: with its hashes a lock is longer than an environment variable, in which Ray passes this on, may be.
+  # The locks' own hash makes other locks another environment; pip takes that line for a comment.
+  pip="\"# $(cd "$root" && cat "${locks[@]}" | sha256sum | cut -d' ' -f1)\""
+  for lock in "${locks[@]}"; do pip+=", \"-r \${RAY_RUNTIME_ENV_CREATE_WORKING_DIR}/$lock\""; done
+fi
+# Ray kills a stopped job after 3 s unless told otherwise: too short to end the gang and W&B.
+runtime_env="{\"excludes\": [$excludes], \"env_vars\": {\"RAY_JOB_STOP_WAIT_TIME_S\": \"60\"}${pip:+, \"pip\": [$pip]}}"
+# A job of the same name may be there already; this tells ours from that.
+nonce=$RANDOM-$RANDOM-$RANDOM
+
+trap 'printf "submit.sh: %s goes on; ray job stop %s ends it\n" "$id" "$id" >&2; exit 130' INT
+submitted=0
+"$ray" job submit "${address[@]}" "${no_wait[@]}" --submission-id "$id" --working-dir "$root" \
+  --metadata-json "{\"submit\": \"$nonce\"}" --runtime-env-json "$runtime_env" -- python -m "$job" "$@" || submitted=$?
+if ((${#no_wait[@]})); then exit "$submitted"; fi
+
+# The command above ends with 0 or 1, whatever the job's exit code.
+"$python" - "$id" "$nonce" "${address[1]:-}" <<'PYTHON'
+import sys
+import time
+
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+INFRASTRUCTURE, STOPPED = 3, 143
+submission_id, nonce, address = sys.argv[1], sys.argv[2], sys.argv[3] or None
+try:
+    client = JobSubmissionClient(address)
+    # The output can end before the job does: a proxy cut the stream, or the status comes a moment later.
+    deadline = time.monotonic() + 10
+    while not (info := client.get_job_info(submission_id)).status.is_terminal() and time.monotonic() < deadline:
+        time.sleep(0.2)
+except Exception as error:
+    sys.exit(print(f"submit.sh: {submission_id}: {error}", file=sys.stderr) or INFRASTRUCTURE)
+if (info.metadata or {}).get("submit") != nonce:  # the command above has said why
+    sys.exit(INFRASTRUCTURE)
+if not info.status.is_terminal():
+    print(f"submit.sh: {submission_id} still runs: ray job logs --follow {submission_id}", file=sys.stderr)
+    sys.exit(INFRASTRUCTURE)
+if info.status is JobStatus.STOPPED:
+    sys.exit(STOPPED)
+code = info.driver_exit_code
+if code is None:  # it never began
+    sys.exit(0 if info.status is JobStatus.SUCCEEDED else INFRASTRUCTURE)
+sys.exit(128 - code if code < 0 else code)
+PYTHON

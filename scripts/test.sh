@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Linters, type checker, import rules and tests: scripts/test.sh [--all] [arguments of pytest]
+# Makes .venv on first use. --all adds the tests marked slow, and installs the system packages that they need.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/environment.sh
+source scripts/environment.sh
+
+# `ip` makes the network namespaces that stand for hosts.
+install_system_packages() {
+  if command -v ip >/dev/null; then return; fi
+  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    say "Installing iproute2 ..."
+    export DEBIAN_FRONTEND=noninteractive
+    if apt-get -qq update && apt-get -qq install --yes --no-install-recommends iproute2 >/dev/null; then return; fi
+  fi
+  say "WARNING: no ip command, and it can't be installed here (apt-get install iproute2): tests of several hosts can't run"
+}
+
+failed=()
+check() {
+  printf '== %s\n' "$*"
+  "$@" || failed+=("$*")
+}
+
+selection=()
+if [[ ${1:-} == --all ]]; then
+  shift
+  selection=(-m "")
+  install_system_packages
+fi
+make_environment requirements.lock requirements-dev.lock
+
+export PATH=$PWD/.venv/bin:$PATH
+check ruff check
+check ruff format --check
+check mypy
+check lint-imports --no-logo
+check shellcheck --external-sources scripts/*.sh .ci/run
+if ((${#failed[@]})); then
+  printf 'FAILED: %s\n' "${failed[@]}"
+  echo "pytest not run"
+  exit 1
+fi
+printf '== pytest %s\n' "${selection[*]@Q} $*"
+exec python -m pytest "${selection[@]}" "$@"

@@ -1,0 +1,92 @@
+"""Runs the job as a user does: its own process, its own Ray, its own run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Two small cases for two ranks: enough for everything but the figures.
+QUICK = (
+    "problem=tiny",
+    "cluster.num_ranks=2",
+    "timing=quick",
+    "timing.bursts=2",
+    "timing.iterations=4",
+    "timing.chains=2",
+    "check.calls=1",
+    "wandb=disabled",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a job left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def result(self) -> dict:
+        """The RESULT line, which must be the last one of standard output."""
+        return parse_result(self.stdout)
+
+    def rows(self) -> list[dict]:
+        """The journal."""
+        lines = (Path(self.result["run_dir"]) / "results.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+def parse_result(stdout: str) -> dict:
+    last = stdout.rstrip().splitlines()[-1]
+    assert last.startswith("RESULT {"), stdout
+    return json.loads(last.removeprefix("RESULT "))
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """This process's environment as a user's shell would have it: without what conftest.py and Ray set."""
+    removed = ("JAX_PLATFORMS", "XLA_FLAGS", "RAY_ADDRESS", "WANDB_API_KEY", "WANDB_MODE")
+    env = {name: value for name, value in os.environ.items() if name not in removed}
+    for name, value in changes.items():
+        env.pop(name, None)
+        if value is not None:
+            env[name] = value
+    return env
+
+
+def command(*overrides: str) -> list[str]:
+    return [sys.executable, "-m", "jobs.bench", *overrides]
+
+
+def start(*overrides: str, **env: str | None) -> subprocess.Popen:
+    """The job, running."""
+    return subprocess.Popen(
+        command(*overrides),
+        cwd=ROOT,
+        env=environment(**env),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def finish(process: subprocess.Popen, *, timeout_s: float) -> Finished:
+    """Wait for the job to end; it is killed, and the test fails, where it doesn't."""
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        stdout, stderr = process.communicate()
+        raise AssertionError(f"the job hadn't ended after {timeout_s} s:\n{stdout}\n{stderr}") from None
+    return Finished(process.returncode, stdout, stderr)
+
+
+def run(*overrides: str, timeout_s: float = 120, **env: str | None) -> Finished:
+    """The job, from start to end."""
+    return finish(start(*overrides, **env), timeout_s=timeout_s)

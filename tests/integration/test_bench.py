@@ -1,0 +1,118 @@
+"""The main job on CPU ranks of a local Ray, end to end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.bench_process import QUICK, ROOT, command, environment, run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One job as the README's first command runs it, four ranks, W&B offline; shared by the tests below."""
+    run_dir = tmp_path_factory.mktemp("bench") / "run"
+    return run("timing=quick", "wandb=offline", f"run_dir={run_dir}", timeout_s=180)
+
+
+def test_it_succeeds_on_four_cpu_ranks(finished):
+    assert finished.code == 0, finished.stderr
+    result = finished.result
+    assert (result["status"], result["exit_code"], result["rows"]) == ("ok", 0, 6)
+    assert "# Out of bounds values : 0 OK" in finished.stdout
+
+
+def test_the_journal_has_a_checked_row_per_case_and_implementation(finished):
+    rows = finished.rows()
+    assert [r["implementation"] for r in rows] == ["ppermute", "xla", "local"] * 2
+    assert [r["requested"] for r in rows] == ["auto", "baseline", "baseline"] * 2
+    for row in rows:
+        case, check = row["case"], row["check"]
+        assert case["num_ranks"] == 4
+        assert {"m_shard", "k", "n_shard", "dtype"} <= set(case)
+        assert check["passed"]
+        assert check["integers_exact"]
+        assert 0 < check["relative_error"] <= check["relative_tolerance"]
+        assert check["num_elements"] == 4 * 4 * 4 * case["m_shard"] * case["n_shard"]
+        for time in ("in_graph_us", "call_us"):
+            assert 0 < row[time]["min"] <= row[time]["median"] <= row[time]["max"]
+            assert len(row["samples_us"][time]) == 4
+        assert row["kernel_us"] is None, "kernel times need a GPU's profiler"
+        assert row["derived"]["tflops_per_gpu"] > 0
+        assert row["derived"]["utilisation"] is None
+    assert "platform='cpu' must be 'gpu'" in rows[0]["reason"]
+    assert rows[2]["derived"]["ratio_to_local"] == 1
+
+
+def test_the_table_has_a_line_for_each_row(finished):
+    lines = [line.split() for line in finished.stdout.splitlines() if not line.startswith(("#", "RESULT"))]
+    for implementation in ("ppermute", "xla", "local"):
+        assert sum(implementation in line for line in lines) >= 2
+
+
+def test_the_run_directory_tells_how_it_was_made(finished):
+    run_dir = Path(finished.result["run_dir"])
+    assert run_dir.is_absolute()
+    assert "num_ranks" in (run_dir / "config.yaml").read_text()
+    environment = json.loads((run_dir / "environment.json").read_text())
+    assert environment["versions"]["jax"]
+    assert len(environment["members"]) == 4
+    assert [member["rank"] for member in environment["members"]] == [0, 1, 2, 3]
+
+
+def test_the_offline_wandb_run_holds_rows_config_and_summary(finished):
+    wandb_dir = finished.result["wandb_dir"]
+    leet = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", wandb_dir]
+    inspected = subprocess.run(leet, capture_output=True, text=True, timeout=60, env=environment())
+    assert inspected.returncode == 0, inspected.stderr
+    for expected in ("ppermute/in_graph_us", "local/in_graph_us", "chain_length", "exit_code"):
+        assert expected in inspected.stdout
+    assert "wandb leet" in finished.stdout
+    assert "wandb sync" in finished.stdout
+
+
+def test_cfg_and_help_print_what_hydra_users_expect():
+    shown = subprocess.run(
+        command("problem=llama3", "kernel.tile_m=64", "--cfg", "job"), capture_output=True, text=True, cwd=ROOT
+    )
+    assert shown.returncode == 0
+    assert "tile_m: 64" in shown.stdout
+    assert "RESULT" not in shown.stdout
+    helped = subprocess.run(command("--help"), capture_output=True, text=True, cwd=ROOT)
+    assert helped.returncode == 0
+    assert "problem: article, auto, llama3, tiny" in helped.stdout
+
+
+@pytest.mark.slow
+def test_a_multirun_is_one_job_for_each_point(tmp_path):
+    finished = run(*QUICK, "-m", "problem.m_shard=32,48", HOME=str(tmp_path))
+    assert finished.code == 0, finished.stderr
+    lines = [json.loads(x.removeprefix("RESULT ")) for x in finished.stdout.splitlines() if x.startswith("RESULT")]
+    assert [line["status"] for line in lines] == ["ok", "ok"]
+    assert len({line["run_dir"] for line in lines}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["wrong_element", "swapped_shards"])
+def test_a_wrong_result_fails_the_job_and_leaves_no_time(fault, tmp_path):
+    finished = run(*QUICK, f"check.fault={fault}", f"run_dir={tmp_path / 'run'}")
+    assert finished.code == 1
+    assert finished.result["status"] == "check_failed"
+    rows = finished.rows()
+    for row in rows[::3]:
+        assert row["implementation"] == "ppermute"
+        assert not row["check"]["passed"]
+        assert row["check"]["failed_ranks"] == [1], "the fault is planted on the last rank alone"
+        assert row["in_graph_us"] is row["call_us"] is row["derived"] is None
+        assert row["samples_us"] == {}
+    assert all(row["check"]["passed"] for row in rows if row["implementation"] != "ppermute")
+    assert "FAILED" in finished.stdout
+
+
+@pytest.mark.slow
+def test_float16_and_float32_and_one_rank(tmp_path):
+    finished = run(*QUICK, "problem.dtype=[f16,f32]", "cluster.num_ranks=1", f"run_dir={tmp_path / 'run'}")
+    assert finished.code == 0, finished.stderr
+    assert {row["case"]["dtype"] for row in finished.rows()} == {"float16", "float32"}

@@ -1,0 +1,267 @@
+"""A gang of two CPU ranks on a real local Ray: its calls, and every way in which it breaks."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import InfrastructureError, JobStopped, UsageError
+from jobs.gang.cluster import connect, default_num_ranks
+from jobs.gang.gang import Gang, RankFailed
+from jobs.gang.signals import stop_on_signals
+from jobs.gang.versions import check_versions
+from jobs.settings import ClusterMode, ClusterSettings
+
+NUM_RANKS = 2
+SETTINGS = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=90, placement_timeout_s=20)
+SESSION = f"{__name__}:Session"
+
+
+class Session:
+    """What a rank does; the real one is jobs.measure.session."""
+
+    def __init__(self):
+        import jax
+
+        self.jax = jax
+        self.mesh = jax.make_mesh((jax.device_count(),), ("x",))
+
+    def who(self):
+        jax = self.jax
+        return {
+            "rank": jax.process_index(),
+            "num_ranks": jax.process_count(),
+            "num_local_devices": jax.local_device_count(),
+            "pid": os.getpid(),
+            "key": os.environ.get("WANDB_API_KEY"),
+            "initial_environment": Path("/proc/self/environ").read_text(),
+        }
+
+    def sum_of(self, values):
+        jax, spec = self.jax, self.jax.sharding.PartitionSpec("x")
+        x = jax.make_array_from_callback(
+            (len(values),),
+            jax.sharding.NamedSharding(self.mesh, spec),
+            lambda index: jax.numpy.asarray(values, "float32")[index],
+        )
+        total = jax.shard_map(lambda part: jax.lax.psum(part, "x"), mesh=self.mesh, in_specs=spec, out_specs=spec)
+        return float(jax.jit(total)(x).addressable_data(0)[0])
+
+    def sum_for_ever(self):
+        while True:
+            self.sum_of([1.0] * self.jax.device_count())
+
+    def sum_without(self, rank):
+        """One rank never comes to the collective."""
+        if self.jax.process_index() == rank:
+            time.sleep(600)
+        return self.sum_of([1.0] * self.jax.device_count())
+
+    def raise_on(self, rank, error):
+        if self.jax.process_index() == rank:
+            raise error
+
+    def break_a_rule(self):
+        from cmkernel.config import KernelConfig
+
+        KernelConfig(tile_k=-1)
+
+    def return_a_lock(self):
+        return threading.Lock()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    saved = dict(os.environ)
+    # Must be ignored: the mode is local.
+    os.environ.update(RAY_ADDRESS="127.0.0.1:1", WANDB_API_KEY="0123secret")
+    try:
+        with connect(SETTINGS) as cluster:
+            yield cluster
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+
+
+@pytest.fixture(scope="module")
+def gang(cluster):
+    with Gang.start(cluster, SETTINGS, NUM_RANKS, session=SESSION) as gang:
+        yield gang
+
+
+@contextlib.contextmanager
+def fresh_gang(cluster, **options):
+    with Gang.start(cluster, SETTINGS, NUM_RANKS, session=SESSION, **options) as gang:
+        yield gang
+    await_gone(gang.members)
+
+
+def await_gone(members):
+    deadline = time.monotonic() + 10
+    while alive := [member for member in members if is_alive(member.pid)]:
+        assert time.monotonic() < deadline, f"still there: {alive}"
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def later(delay_s, action, *args):
+    timer = threading.Timer(delay_s, action, args)
+    timer.start()
+    yield
+    timer.join()
+
+
+def test_local_ray(cluster):
+    assert cluster.is_local
+    assert not cluster.on_gpus
+    assert os.environ["RAY_ADDRESS"] == "127.0.0.1:1"
+    assert default_num_ranks(cluster, SETTINGS) == 4
+    assert check_versions(cluster)["jax"] == "0.11.2"
+
+
+def test_members(gang):
+    assert [member.rank for member in gang.members] == list(range(NUM_RANKS))
+    assert len({member.pid for member in gang.members}) == NUM_RANKS
+    for member in gang.members:
+        assert (member.device_kind, member.gpu_uuid, member.gpu_index, member.driver_version) == (
+            "cpu",
+            None,
+            None,
+            None,
+        )
+        assert set(member.versions) == {"python", "jax", "jaxlib", "ray", "numpy"}
+        assert Path(member.stderr_path).exists()
+
+
+def test_results_come_in_rank_order(gang):
+    found = gang.call("who", timeout_s=20, doing="asking")
+    assert [who["rank"] for who in found] == list(range(NUM_RANKS))
+    assert [who["pid"] for who in found] == [member.pid for member in gang.members]
+    assert {(who["num_ranks"], who["num_local_devices"]) for who in found} == {(NUM_RANKS, 1)}
+
+
+def test_ranks_have_no_key(gang):
+    for who in gang.call("who", timeout_s=20, doing="asking"):
+        assert who["key"] is None
+        assert "0123secret" not in who["initial_environment"]
+
+
+def test_collective(gang):
+    assert gang.call("sum_of", [1.0, 2.0], timeout_s=60, doing="adding") == [3.0, 3.0]
+
+
+def test_refusal_by_cmkernel(gang):
+    with pytest.raises(UsageError, match="tile_k=-1"):
+        gang.call("break_a_rule", timeout_s=20, doing="opening")
+
+
+@pytest.mark.parametrize("rank", range(NUM_RANKS))
+def test_exception_of_a_rank(gang, rank):
+    with pytest.raises(
+        RankFailed, match=rf"^rank {rank} on \S+ \(pid \d+\) failed while raising: ValueError: boo\n(?s:.*)raise error"
+    ):
+        gang.call("raise_on", rank, ValueError("boo"), timeout_s=20, doing="raising")
+
+
+def test_job_error_of_a_rank(gang):
+    with pytest.raises(UsageError, match=r"^problem.k=7$"):
+        gang.call("raise_on", 1, UsageError("problem.k=7"), timeout_s=20, doing="raising")
+
+
+@pytest.mark.parametrize("method", ["no_such_method", "return_a_lock"])
+def test_broken_call(gang, method):
+    with pytest.raises(RankFailed, match=r"failed while trying: (AttributeError|TypeError)"):
+        gang.call(method, timeout_s=20, doing="trying")
+
+
+def test_gang_goes_on_after_exceptions(gang):
+    assert gang.call("sum_of", [3.0, 4.0], timeout_s=60, doing="adding") == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("rank", range(NUM_RANKS))
+def test_killed_rank(cluster, rank, capfd):
+    with fresh_gang(cluster) as gang:
+        victim = gang.members[rank]
+        killed_at = []
+        with later(2, lambda: (killed_at.append(time.monotonic()), os.kill(victim.pid, signal.SIGKILL))):
+            with pytest.raises(InfrastructureError) as error:
+                gang.call("sum_for_ever", timeout_s=60, doing="adding")
+            assert time.monotonic() - killed_at[0] < 10
+        assert str(error.value).startswith(f"rank {rank} on {victim.host} (pid {victim.pid}) died while adding: ")
+        assert victim.stderr_path in str(error.value)
+        gang.close()
+        gang.close()
+    assert "A worker died" not in capfd.readouterr().out
+
+
+def test_stuck_rank(cluster, tmp_path):
+    with fresh_gang(cluster, stacks_dir=tmp_path) as gang:
+        gang.call("sum_of", [1.0, 2.0], timeout_s=60, doing="adding")
+        began = time.monotonic()
+        with pytest.raises(
+            InfrastructureError, match=r"no answer within 3 s from rank 0 on .*, rank 1 on .* while adding; stacks"
+        ) as error:
+            gang.call("sum_without", 1, timeout_s=3, doing="adding")
+        assert time.monotonic() - began < 10
+        (path,) = tmp_path.iterdir()
+        assert str(path) in str(error.value)
+        of_rank = path.read_text().split("=== rank ")
+        assert "time.sleep(600)" in of_rank[2]
+        assert "time.sleep(600)" not in of_rank[1]
+        assert "in sum_without" in of_rank[1]
+
+
+def test_frozen_rank(cluster, caplog):
+    with fresh_gang(cluster) as gang:
+        os.kill(gang.members[0].pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(InfrastructureError, match=r"while adding; unresponsive: rank 0 on \S+ \(pid \d+\); stacks"):
+            gang.call("sum_of", [1.0, 2.0], timeout_s=2, doing="adding")
+        assert time.monotonic() - began < 10
+        assert "in sum_of" in caplog.text
+
+
+def test_signal_ends_a_call(cluster):
+    with fresh_gang(cluster) as gang, later(1, os.kill, os.getpid(), signal.SIGTERM):
+        began = time.monotonic()
+        with pytest.raises(JobStopped), stop_on_signals():
+            gang.call("sum_for_ever", timeout_s=60, doing="adding")
+        assert time.monotonic() - began < 5
+
+
+def test_session_that_can_not_be_made(cluster):
+    with pytest.raises(RankFailed, match=r"rank \d on .* failed while setting up jax.distributed: AttributeError"):
+        Gang.start(cluster, SETTINGS, 1, session=f"{__name__}:NoSuchClass")
+
+
+def test_more_ranks_than_there_are(cluster):
+    began = time.monotonic()
+    with pytest.raises(
+        InfrastructureError,
+        match=r"cluster.num_ranks=99 needs 99 CPUs on any hosts, but there is room for \d+: \S+ \(.*\): 0 GPUs",
+    ):
+        default_num_ranks(cluster, ClusterSettings(num_ranks=99))
+    assert time.monotonic() - began < 1
+
+
+def test_ranks_that_are_taken(cluster):
+    settings = ClusterSettings(placement_timeout_s=1)
+    num_cpus = cluster.nodes[0].num_cpus
+    with (
+        Gang.start(cluster, SETTINGS, 1, session=SESSION),
+        pytest.raises(
+            InfrastructureError, match=rf"needs {num_cpus} CPUs .*, not free within 1 s; free now: \d+ CPUs; "
+        ),
+    ):
+        Gang.start(cluster, settings, num_cpus, session=SESSION)

@@ -1,0 +1,116 @@
+import dataclasses
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from cmkernel.config import KernelConfig
+from jobs.errors import InfrastructureError, UsageError
+from jobs.gang.answers import Answer
+from jobs.gang.failures import RankFailed, death_error, hang_error, is_death, session_error
+from jobs.gang.member import NOWHERE, Member, Place
+from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, ring_order
+from jobs.gang.rank import _as_data
+
+
+def place(host, pid=7, gpu="0", ip=None, resolved_ip="10.0.0.1"):
+    return Place(f"id-{host}", host, ip or f"10.0.0.{host[-1]}", pid, (gpu,), resolved_ip, "/logs/worker.err")
+
+
+PLACES = [place("host1", 11), place("host1", 12, "1"), place("host2", 13)]
+
+
+def raising(error):
+    def function():
+        raise error
+
+    return Answer(1, value=_as_data(function))
+
+
+def test_death_is_named_with_the_other_ranks():
+    error = death_error(PLACES, Answer(1, error=ActorDiedError()), [0], [2], "timing xla")
+    assert isinstance(error, InfrastructureError)
+    assert str(error).startswith("rank 1 on host1 (pid 12) died while timing xla: ActorDiedError: ")
+    assert "host1:/logs/worker.err" in str(error)
+    assert str(error).endswith("; dead, too: rank 0 on host1 (pid 11); unresponsive: rank 2 on host2 (pid 13)")
+
+
+def test_death_before_the_first_answer():
+    answer = Answer(0, error=ActorDiedError())
+    assert is_death(answer)
+    assert "an actor that has no rank yet (0) died while starting" in str(
+        death_error([NOWHERE], answer, [], [], "starting")
+    )
+
+
+def test_hang_names_who_is_missing():
+    error = hang_error(PLACES, {2, 1}, {1}, 5.0, "checking", "/run/stacks.txt")
+    assert str(error) == (
+        "no answer within 5 s from rank 1 on host1 (pid 12), rank 2 on host2 (pid 13) while checking; "
+        "unresponsive: rank 1 on host1 (pid 12); stacks: /run/stacks.txt"
+    )
+
+
+def test_refusal_by_cmkernel_is_the_users_mistake():
+    answer = Answer(0, value=_as_data(lambda: KernelConfig(tile_k=-1)))
+    error = session_error(PLACES, answer, [], "opening")
+    assert isinstance(error, UsageError)
+    assert "tile_k=-1" in str(error)
+
+
+def test_any_other_exception_is_a_bug():
+    error = session_error(PLACES, raising(ValueError("of our own")), [], "opening")
+    assert isinstance(error, RankFailed)
+    assert error.exit_code == 3
+    assert str(error).startswith("rank 1 on host1 (pid 12) failed while opening: ValueError: of our own\n")
+    assert "in function" in str(error)
+
+
+def test_job_error_comes_back_as_it_was():
+    error = session_error(PLACES, raising(UsageError("problem.k=7")), [], "opening")
+    assert isinstance(error, UsageError)
+    assert str(error) == "problem.k=7"
+
+
+def test_exception_beside_a_silent_rank_is_its_echo():
+    error = session_error(PLACES, raising(RuntimeError("connection reset")), [2], "timing")
+    assert isinstance(error, InfrastructureError)
+    assert "unresponsive: rank 2 on host2 (pid 13)" in str(error)
+
+
+def test_ranks_are_ordered_by_host_and_gpu():
+    places = [place("host10", gpu="0"), place("host9", gpu="10"), place("host10", gpu="1"), place("host9", gpu="9")]
+    assert [(p.host, *p.gpu_ids) for p in sorted(places, key=ring_order)] == [
+        ("host9", "9"),
+        ("host9", "10"),
+        ("host10", "0"),
+        ("host10", "1"),
+    ]
+
+
+def test_loopback_matters_between_hosts_only():
+    trap = place("host1", resolved_ip="127.0.1.1")
+    refuse_loopback([trap, trap])
+    with pytest.raises(
+        InfrastructureError, match=r"host host1: its name resolves to 127.0.1.1, .* map it to 10.0.0.1 in"
+    ):
+        refuse_loopback([place("host2"), trap])
+
+
+def test_two_ranks_on_one_gpu():
+    member = Member(
+        rank=0,
+        host="host1",
+        ip="10.0.0.1",
+        node_id="id",
+        pid=11,
+        device_kind="NVIDIA H200",
+        gpu_uuid="GPU-1",
+        gpu_index=0,
+        driver_version="580",
+        versions={},
+        stderr_path="",
+    )
+    refuse_shared_gpus([member, dataclasses.replace(member, rank=1, gpu_uuid="GPU-2")])
+    refuse_shared_gpus([dataclasses.replace(member, rank=r, gpu_uuid=None) for r in (0, 1)])
+    with pytest.raises(InfrastructureError, match=r"rank 0 on host1 \(pid 11\) and rank 1 on .* have one GPU, GPU-1"):
+        refuse_shared_gpus([member, dataclasses.replace(member, rank=1)])
