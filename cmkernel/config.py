@@ -76,8 +76,8 @@ class KernelConfig:
             raise ValueError(f"max_concurrent_steps={self.max_concurrent_steps} must be at least 2")
         if self.tile_m % self.epi_tile_m or self.epi_tile_m % 64:
             raise ValueError(f"epi_tile_m={self.epi_tile_m} must be a multiple of 64 that divides tile_m={self.tile_m}")
-        if self.tile_n % self.epi_tile_n or self.epi_tile_n % 8:
-            raise ValueError(f"epi_tile_n={self.epi_tile_n} must be a multiple of 8 that divides tile_n={self.tile_n}")
+        if self.tile_n % self.epi_tile_n or self.epi_tile_n % 16:
+            raise ValueError(f"epi_tile_n={self.epi_tile_n} must be a multiple of 16 that divides tile_n={self.tile_n}")
         registers = self.tile_m * self.tile_n // WARPGROUP_THREADS
         if registers > MAX_ACCUMULATOR_REGISTERS:
             raise ValueError(

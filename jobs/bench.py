@@ -182,8 +182,6 @@ def _submission_id() -> str | None:
 def _logging_to(path: Path) -> Iterator[None]:
     """Everything goes to the run directory's log; warnings also to standard error."""
     handler = logging.FileHandler(path)
-    # Hydra has put its own level here while it composed the config.
-    logging.getLogger().setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     try:

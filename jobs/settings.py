@@ -216,7 +216,7 @@ def _refuse_unknown(config: DictConfig, schema: type, prefix: str) -> None:
     for key in map(str, config):
         option = f"{prefix}{key}"
         if key not in fields:
-            raise UsageError(f"{option} is no option; {prefix or 'the config'} has {', '.join(fields)}")
+            raise UsageError(f"{option} is no option; {prefix.rstrip('.') or 'the config'} has {', '.join(fields)}")
         if dataclasses.is_dataclass(fields[key]):
             _refuse_unknown(config[key], fields[key], f"{option}.")
 

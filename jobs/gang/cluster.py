@@ -21,7 +21,7 @@ import cmkernel
 import jobs
 from jobs.errors import InfrastructureError, JobStopped
 from jobs.gang.address import RAY_ADDRESS, check_reachable, cluster_address
-from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, plan, wanted_ranks
+from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, natural, plan, wanted_ranks
 from jobs.settings import ClusterSettings
 
 __all__ = ["Cluster", "Node", "connect", "default_num_ranks", "submission_id"]
@@ -44,7 +44,8 @@ class Cluster:
     def __init__(self, address: str, *, is_local: bool) -> None:
         self.address = address
         self.is_local = is_local
-        self.nodes: tuple[Node, ...] = tuple(_node(entry) for entry in ray.nodes() if entry["Alive"])
+        nodes = (_node(entry) for entry in ray.nodes() if entry["Alive"])
+        self.nodes: tuple[Node, ...] = tuple(sorted(nodes, key=lambda node: (natural(node.host), node.node_id)))
 
     @property
     def num_gpus(self) -> int:

@@ -6,7 +6,7 @@ import pickle
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from jobs.errors import EXIT_INFRASTRUCTURE, InfrastructureError, JobError, UsageError
 from jobs.gang.answers import Answer
@@ -41,7 +41,8 @@ def death_error(
 ) -> JobError:
     """Of the first ``death`` that was seen; ranks that are ``dead`` too, or ``silent``, are mentioned."""
     place = places[death.key]
-    message = f"{name_rank(places, death.key)} died while {doing}: {_reason(death.error)}"
+    fate = "died" if isinstance(death.error, ActorDiedError) else "was lost"
+    message = f"{name_rank(places, death.key)} {fate} while {doing}: {_reason(death.error)}"
     if place.pid:
         message += f" [what it printed: {place.host}:{place.stderr_path}]"
     if dead:

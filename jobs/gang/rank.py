@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from jobs.errors import JobError
+from jobs.errors import InfrastructureError, JobError
 from jobs.gang.member import Failure, Member, Place, Setup
 
 # Group of the methods that answer while another method of the actor is stuck.
@@ -103,7 +103,13 @@ class Rank:
             # Not on all interfaces: whoever reaches the coordinator can join or end the gang.
             coordinator_bind_address=setup.coordinator,
         )
-        device_kind = jax.local_devices()[0].device_kind
+        device = jax.local_devices()[0]
+        if on_gpu and device.platform != "gpu":
+            # jax passes over a CUDA that isn't installed, though it is named.
+            raise InfrastructureError(
+                f"rank {setup.rank} on {place.host} (pid {place.pid}): Ray gave it GPU {place.gpu_ids[0]}, but jax "
+                f"finds only {device.device_kind}; install requirements-cuda13.lock, or submit with --install=cuda13"
+            )
         gpu_uuid, gpu_index, driver_version = _gpu() if on_gpu else (None, None, None)
         module, name = setup.session.split(":")
         self._session = getattr(importlib.import_module(module), name)()
@@ -113,7 +119,7 @@ class Rank:
             ip=place.ip,
             node_id=place.node_id,
             pid=place.pid,
-            device_kind=device_kind,
+            device_kind=device.device_kind,
             gpu_uuid=gpu_uuid,
             gpu_index=gpu_index,
             driver_version=driver_version,
@@ -128,7 +134,7 @@ def _set_environment(setup: Setup, *, on_gpu: bool) -> None:
     os.environ.pop("WANDB_API_KEY", None)
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
     if on_gpu:
-        # Named, so that a CUDA that doesn't start is an error, and not a run on the CPU.
+        # A CUDA that doesn't start is then an error, and not a run on the CPU.
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"
         os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(setup.gpu_memory_fraction)
         # CUDA's order of the GPUs is then NVML's, which tells this rank's UUID and telemetry by index.

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 # Beyond init_timeout, for a wandb that doesn't keep it.
 INIT_MARGIN_S = 5.0
 TEARDOWN_LIMIT_S = 5.0
+ABORT_LIMIT_S = 1.0
 _USER_HAS_DATA_DIR = "WANDB_DATA_DIR" in os.environ
 
 
@@ -74,7 +75,8 @@ class RunStarter:
         try:
             return WandbRun(call_within(self._limit_s, partial(self._start, mode, run_id)))
         except BaseException:
-            self.close()
+            # Nothing is lost with it, and a job that is stopped here has 3 s.
+            self.close(ABORT_LIMIT_S)
             # A later `wandb sync` would upload the empty run.
             for path in set(self._folder.glob("*run-*")) - before:
                 shutil.rmtree(path, ignore_errors=True)
@@ -83,11 +85,19 @@ class RunStarter:
     def _start(self, mode: WandbMode, run_id: str | None) -> wandb.Run:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
+        from wandb.sdk.lib import wbauth
 
         settings = self._wandb_settings()
-        wandb.setup(settings)
-        # Asked here, as init() would open a prompt on a terminal.
-        if mode is WandbMode.online and not wandb.login(prompt=False, verify=False):
+        base_url = wandb.setup(settings).settings.base_url
+        # Not before setup(): that would take the key for one of W&B's own server, whatever WANDB_BASE_URL says.
+        settings.api_key = self._key
+        # init() would open a prompt on a terminal, and wandb.login(), which can be told not to, writes to the user's
+        # settings.
+        if (
+            mode is WandbMode.online
+            and not self._key
+            and not wbauth.authenticate_session(host=base_url, source="init", prompt=False, update_session=False)
+        ):
             raise NoKeyError("no API key: run `wandb login`, or set wandb.api_key_file or WANDB_API_KEY")
         if mode is WandbMode.online:
             return wandb.init(
@@ -99,13 +109,14 @@ class RunStarter:
         import wandb
 
         return wandb.Settings(
-            api_key=self._key,
             init_timeout=self._init_timeout_s,
             finish_timeout=self._upload_timeout_s,
             finish_timeout_raises=True,
             # Standard output is the job's table; the log names what went wrong.
             silent=True,
             console="off",
+            # Not the process's global run: a dead one would be taken for the new one.
+            reinit="create_new",
             # The driver may share its host with ranks that are timed; they sample NVML themselves.
             x_disable_stats=True,
             # Uploaded is what the run directory holds: no code, and no diff of a checkout.
@@ -118,17 +129,19 @@ class RunStarter:
         )
 
     @staticmethod
-    def close() -> None:
-        """End the service process; kill it if it doesn't answer."""
+    def close(limit_s: float = TEARDOWN_LIMIT_S) -> None:
+        """End the service process; kill it if it hasn't ended after ``limit_s``."""
         module = sys.modules.get("wandb")
         if module is None:
             return
         try:
-            call_within(TEARDOWN_LIMIT_S, module.teardown)
+            call_within(limit_s, module.teardown)
         except TimeoutError:
             kill_services()
         except Exception as error:
             logger.info("W&B's service was gone already: %s", error)
+            # That ended the first call early; the second one forgets the session's credentials.
+            call_within(limit_s, module.teardown)
 
 
 class WandbRun:

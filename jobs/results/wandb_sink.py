@@ -119,8 +119,9 @@ class WandbSink:
                     self._conclude(self._run, exit_code, status)
         except Exception as error:
             self._note(f"the run is not finished: {_told(error)}")
-        self._starter.close()
-        self._run = None
+        finally:
+            self._run = None
+            self._starter.close()
 
     def browse_lines(self) -> list[str]:
         """Where the run is and how to look at it: for the end of the output."""

@@ -23,7 +23,7 @@ def test_smem_of_the_article_config_is_what_its_tiles_add_up_to():
         ({"tile_k": 48}, "tile_k=48 must be 16, 32, 64 or 128"),
         ({"max_concurrent_steps": 1}, "max_concurrent_steps=1 must be at least 2"),
         ({"epi_tile_m": 96}, "epi_tile_m=96 must be a multiple of 64 that divides tile_m=128"),
-        ({"epi_tile_n": 60}, "epi_tile_n=60 must be a multiple of 8 that divides tile_n=128"),
+        ({"epi_tile_n": 60}, "epi_tile_n=60 must be a multiple of 16 that divides tile_n=128"),
         ({"grid_tile_width": 0}, "grid_tile_width=0 must be at least 1"),
         ({"tile_m": 128, "tile_n": 256, "epi_tile_n": 64}, "needs 256 accumulator registers"),
         ({"max_concurrent_steps": 5}, f"bytes of shared memory a block; the limit is {SMEM_LIMIT_BYTES}"),

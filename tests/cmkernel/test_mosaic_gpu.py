@@ -53,7 +53,7 @@ def interpreted(function):
 
     def call(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         with plgpu.force_gpu_interpret_mode(INTERPRET):
-            # Wait here: a program that waits for the result holds one of XLA's few CPU threads, which the interpreter needs.
+            # Wait here: a program waiting for the result would hold one of the few CPU threads the interpreter needs.
             return jax.block_until_ready(compiled(lhs, rhs))
 
     return call

@@ -87,7 +87,7 @@ def test_cfg_and_help_print_what_hydra_users_expect():
 
 @pytest.mark.slow
 def test_a_multirun_is_one_job_for_each_point(tmp_path):
-    finished = run(*QUICK, "-m", "problem.m_shard=32,48", HOME=str(tmp_path))
+    finished = run("-m", *QUICK, "problem.m_shard=32,48", HOME=str(tmp_path))
     assert finished.code == 0, finished.stderr
     lines = [json.loads(x.removeprefix("RESULT ")) for x in finished.stdout.splitlines() if x.startswith("RESULT")]
     assert [line["status"] for line in lines] == ["ok", "ok"]

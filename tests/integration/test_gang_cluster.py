@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
+import time
 import jax
 import ray
 from jobs.errors import JobError
@@ -47,9 +47,12 @@ with connect(settings) as cluster:
         print(error.exit_code, error)
 """
 CONNECT = """
+settings.connect_timeout_s = 8
+began = time.monotonic()
 try:
     connect(settings)
 except JobError as error:
+    assert time.monotonic() - began < 10
     print(error.exit_code, error)
 """
 
@@ -92,15 +95,11 @@ def test_other_versions_are_named_by_host(cluster, tmp_path):
 
 
 def test_wrong_token(cluster, tmp_path):
-    began = time.monotonic()
     said = drive(cluster, CONNECT, tmp_path, RAY_AUTH_TOKEN="0" * 64)
-    assert time.monotonic() - began < 15
     assert said.startswith(f"3 can't use a Ray at {cluster.address}: it refuses this driver's token")
 
 
 def test_port_of_the_dashboard(cluster, tmp_path):
     address = cluster.dashboard_url.removeprefix("http://")
-    began = time.monotonic()
     said = drive(cluster, CONNECT, tmp_path, RAY_ADDRESS=address)
-    assert time.monotonic() - began < 15
-    assert said.startswith(f"3 can't use a Ray at {address}: no answer within cluster.connect_timeout_s=10. ")
+    assert said.startswith(f"3 can't use a Ray at {address}: no answer within cluster.connect_timeout_s=8. ")

@@ -294,8 +294,8 @@ def test_tag_that_wandb_refuses(run_dir):
         WandbSink.start(WandbSettings(mode=WandbMode.offline), run_dir=run_dir, config={}, group=None, tags=["x" * 65])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("pause_s", [0.0, 0.5])
+# Found dead when something is logged, or only when the end is waited for.
+@pytest.mark.parametrize(("number", "pause_s"), [(signal.SIGTERM, 0.5), (signal.SIGKILL, 0.0)])
 def test_run_is_made_again_when_ray_job_stop_kills_the_service(run_dir, number, pause_s):
     sink = start(run_dir)
     for r in ROWS[:2]:
@@ -305,7 +305,7 @@ def test_run_is_made_again_when_ray_job_stop_kills_the_service(run_dir, number, 
     time.sleep(pause_s)
     sink.finish(exit_code=143, status="stopped")
     assert sink.complete
-    assert [path for path in (run_dir / "wandb").glob("offline-run-*")] == [sink.dir]
+    assert list((run_dir / "wandb").glob("offline-run-*")) == [sink.dir]
     assert len(history(sink.dir)) == 2
     (found,) = inspect(sink.dir, "--summary")
     assert (found["state"], found["exit_code"], found["summary"]["status"]) == ("failed", 143, "stopped")
@@ -335,6 +335,7 @@ def test_service_that_keeps_dying_is_given_up(run_dir, caplog):
     assert "its service died again" in caplog.text
 
 
+@pytest.mark.slow
 def test_frozen_service_does_not_hold_the_job(run_dir, caplog):
     sink = start(run_dir, finish_timeout_s=3.0)
     sink.log_row(ROWS[0], MEMBERS)

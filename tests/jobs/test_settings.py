@@ -57,7 +57,7 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+kernel.tile=3"], r"kernel.tile is no option; kernel. has implementation, tile_m"),
+        (["+kernel.tile=3"], r"kernel.tile is no option; kernel has implementation, tile_m"),
         (["+extra=1"], r"extra is no option; the config has problem, kernel"),
         (["timing.iterations=0"], r"timing.iterations=0 must be greater than 0"),
         (["timing.warmup=0"], r"timing.warmup=0 must be at least 1"),

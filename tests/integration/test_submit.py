@@ -1,0 +1,106 @@
+"""The job on a cluster: ``ray job submit`` with token authentication, streaming, stop, and the plain address."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.integration.bench_process import QUICK, ROOT, environment, parse_result, run
+
+pytestmark = pytest.mark.slow
+
+ROW_MARK = "ppermute"
+
+
+def submit(ray_head, *arguments):
+    """scripts/submit.sh, running."""
+    return subprocess.Popen(
+        [str(ROOT / "scripts" / "submit.sh"), "--address", ray_head.dashboard_url, *arguments],
+        env=environment(**ray_head.env),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def result_line(output):
+    (line,) = {line for line in output.splitlines() if line.startswith("RESULT ")}
+    return json.loads(line.removeprefix("RESULT "))
+
+
+def test_a_submitted_job_streams_rows_and_succeeds(ray_head, tmp_path):
+    seen: list[tuple[float, str]] = []
+    process = submit(
+        ray_head, "--submission-id", "bench-1", "--", *QUICK, "problem.m_shard=[32,48,64]", f"run_dir={tmp_path / 'run'}"
+    )
+    reader = threading.Thread(target=lambda: seen.extend((time.monotonic(), line) for line in process.stdout))
+    reader.start()
+    assert process.wait(timeout=180) == 0
+    reader.join()
+    output = "".join(line for _, line in seen)
+    result = result_line(output)
+    assert (result["status"], result["exit_code"], result["rows"]) == ("ok", 0, 9)
+    assert len((tmp_path / "run" / "results.jsonl").read_text().splitlines()) == 9
+    rows = [at for at, line in seen if line.split()[5:6] == [ROW_MARK] or f" {ROW_MARK} " in line and "#" not in line]
+    (end,) = {at for at, line in seen if line.startswith("RESULT ")}
+    assert rows[0] < end - 0.5, "rows come while the job runs, not with its end"
+
+
+def test_a_stopped_job_keeps_the_finished_cases(ray_head, tmp_path):
+    run_dir = tmp_path / "run"
+    sizes = ",".join(str(size) for size in range(32, 32 + 8 * 20, 8))
+    process = submit(
+        ray_head, "--submission-id", "bench-stop", "--", *QUICK, f"problem.m_shard=[{sizes}]", f"run_dir={run_dir}"
+    )
+    journal = run_dir / "results.jsonl"
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and len(journal.read_text().splitlines()) >= 3):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    stop = ["-m", "ray.scripts.scripts", "job", "stop", "--address", ray_head.dashboard_url, "bench-stop"]
+    subprocess.run([sys.executable, *stop], env=environment(**ray_head.env), check=True, timeout=120, capture_output=True)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 143, output
+    result = result_line(output)
+    assert (result["status"], result["exit_code"]) == ("stopped", 143)
+    assert 3 <= len(journal.read_text().splitlines()) == result["rows"] < 60
+    for member in json.loads((run_dir / "environment.json").read_text())["members"]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(member["pid"], 0)
+
+
+def test_a_check_that_fails_is_the_exit_code_of_submit(ray_head, tmp_path):
+    process = submit(
+        ray_head, "--", *QUICK, "problem.m_shard=32", "check.fault=wrong_element", f"run_dir={tmp_path / 'run'}"
+    )
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert result_line(output)["status"] == "check_failed"
+
+
+def test_the_same_line_with_an_address_runs_on_the_cluster(ray_head, tmp_path):
+    """Not submitted: the driver here, the ranks there, by RAY_ADDRESS."""
+    home = Path(tmp_path / "home")
+    home.mkdir()
+    finished = run(*QUICK, "problem.m_shard=32", HOME=str(home), RAY_ADDRESS=ray_head.address, **ray_head.auth_env)
+    assert finished.code == 0, finished.stderr
+    assert finished.result == parse_result(finished.stdout)
+    assert Path(finished.result["run_dir"]).parent == home / "cmkernel_runs"
+
+
+def test_the_job_list_shows_no_key(ray_head, tmp_path):
+    """Ray shows a job's environment to everyone who can list jobs."""
+    token = Path(ray_head.auth_env["RAY_AUTH_TOKEN_PATH"]).read_text()
+    request = urllib.request.Request(
+        f"{ray_head.dashboard_url}/api/jobs/", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as response:
+        assert b"WANDB" not in response.read().replace(b'"WANDB_API_KEY": ""', b"")
