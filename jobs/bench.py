@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from cmkernel import cost
 from jobs.benchmark import Benchmark
 from jobs.errors import EXIT_CHECK_FAILED, EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_USAGE, JobError, JobStopped
-from jobs.gang.cluster import connect, default_num_ranks, submission_id
+from jobs.gang.cluster import connect, default_num_ranks, submission_id, submitted_git_sha
 from jobs.gang.gang import Gang
 from jobs.gang.signals import stop_on_signals
 from jobs.gang.versions import check_versions
@@ -105,7 +105,7 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
         num_ranks = default_num_ranks(cluster, settings.cluster)
         cases = expand(resolve_problem(settings.problem, on_gpus=cluster.on_gpus), num_ranks)
         refuse_unsupported(settings, cases, cluster)
-        about = {**environment(), "versions": check_versions(cluster)}
+        about = {**environment(submitted_git_sha()), "versions": check_versions(cluster)}
         outcome.wandb = WandbSink.start(
             settings.wandb,
             run_dir=run_dir.path,

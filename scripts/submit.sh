@@ -72,11 +72,13 @@ fi
 runtime_env="{\"excludes\": [$excludes], \"env_vars\": {\"RAY_JOB_STOP_WAIT_TIME_S\": \"60\"}${pip:+, \"pip\": [$pip]}}"
 # A job of the same name may be there already; this tells ours from that.
 nonce=$RANDOM-$RANDOM-$RANDOM
+# The upload has no .git: environment.json gets the commit from here.
+commit=$(git -C "$root" describe --always --dirty --abbrev=40 --match= 2>/dev/null) || commit=''
 
 trap 'printf "submit.sh: %s goes on; ray job stop %s ends it\n" "$id" "$id" >&2; exit 130' INT
 submitted=0
 "$ray" job submit "${address[@]}" "${no_wait[@]}" --submission-id "$id" --working-dir "$root" \
-  --metadata-json "{\"submit\": \"$nonce\"}" --runtime-env-json "$runtime_env" -- python -m "$job" "$@" || submitted=$?
+  --metadata-json "{\"submit\": \"$nonce\", \"git_sha\": \"$commit\"}" --runtime-env-json "$runtime_env" -- python -m "$job" "$@" || submitted=$?
 if ((${#no_wait[@]})); then exit "$submitted"; fi
 
 # The command above ends with 0 or 1, whatever the job's exit code.

@@ -116,3 +116,10 @@ def test_float16_and_float32_and_one_rank(tmp_path):
     finished = run(*QUICK, "problem.dtype=[f16,f32]", "cluster.num_ranks=1", f"run_dir={tmp_path / 'run'}")
     assert finished.code == 0, finished.stderr
     assert {row["case"]["dtype"] for row in finished.rows()} == {"float16", "float32"}
+
+
+@pytest.mark.slow
+def test_the_driver_starts_no_jax_backend(tmp_path):
+    """On a GPU node it would take a GPU's memory; here it would fail, while the ranks choose their platform themselves."""
+    finished = run(*QUICK, "problem.m_shard=32", f"run_dir={tmp_path / 'run'}", JAX_PLATFORMS="no_such_platform")
+    assert finished.code == 0, finished.stderr
