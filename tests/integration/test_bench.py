@@ -120,6 +120,6 @@ def test_float16_and_float32_and_one_rank(tmp_path):
 
 @pytest.mark.slow
 def test_the_driver_starts_no_jax_backend(tmp_path):
-    """On a GPU node it would take a GPU's memory; here it would fail, while the ranks choose their platform themselves."""
+    """On a GPU node it would take a GPU's memory. Here it would fail; the ranks choose their platform themselves."""
     finished = run(*QUICK, "problem.m_shard=32", f"run_dir={tmp_path / 'run'}", JAX_PLATFORMS="no_such_platform")
     assert finished.code == 0, finished.stderr
