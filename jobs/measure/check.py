@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from jobs.measure.programs import Programs
     from jobs.records import Case
 
-_compare = jax.jit(reference.compare)
-_num_different = jax.jit(reference.num_different)
+# XLA would try out some hundred kernels for the oracle's multiply, for longer than it runs.
+_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+_compare = jax.jit(reference.compare, compiler_options=_OPTIONS)
+_num_different = jax.jit(reference.num_different, compiler_options=_OPTIONS)
 
 
 def check(program: Programs, case: Case, mesh: Mesh, rank: int, *, seeds: list[int], fault: Fault) -> RankCheck:

@@ -90,6 +90,8 @@ def _over_ranks(function: Callable[..., jax.Array], mesh: Mesh, in_specs: Any) -
 
 def _chain(multiply: Multiply, length: int) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]:
     """``length`` calls in one program, each depending on the one before it, over rotating operands."""
+    # Traced and lowered once, not `length` times: each time takes about a second for a Pallas kernel.
+    multiply = jax.jit(multiply)
 
     def chain(lhs_sets: Sequence[jax.Array], rhs_sets: Sequence[jax.Array]) -> jax.Array:
         lhs_sets, rhs_sets = list(lhs_sets), list(rhs_sets)
