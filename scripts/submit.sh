@@ -59,8 +59,8 @@ if [[ -x $root/.venv/bin/ray ]]; then ray=$root/.venv/bin/ray python=$root/.venv
 command -v "$ray" >/dev/null || fail "no ray in $root/.venv/bin or on the PATH: scripts/bench.sh makes .venv on first use"
 
 # Anchored with a slash: a pattern without one matches at any depth, conf/wandb too. Ray also honours .gitignore.
-excludes='"/.git", "/.venv", "/.ci", "/.gpu_box", "/benchmarks", "/build", "/dist", "/multirun", "/outputs", "/runs",
-  "/tests", "/wandb", "/*.egg-info", "/.*_cache", "/.hypothesis", "__pycache__"'
+excludes='"/.*", "/benchmarks", "/build", "/dist", "/multirun", "/outputs", "/runs",
+  "/tests", "/wandb", "/*.egg-info", "__pycache__"'
 pip=''
 if ((${#locks[@]})); then
   # By reference: with its hashes a lock is longer than an environment variable, in which Ray passes this on, may be.
