@@ -15,14 +15,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import PartitionSpec as P
 
-from cmkernel import all_gather_matmul, hardware, mosaic_gpu, reference
-from cmkernel.config import KernelConfig, MatmulDimension
+from cmkernel import all_gather_matmul, hardware, mosaic_gpu_simple, reference
+from cmkernel.config import MatmulDimension, SimpleKernelConfig
 
 RACE = "RACE DETECTED"  # What the interpreter prints.
 # Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
 INTERPRET = plgpu.InterpretGPUParams(detect_races=True, num_tma_threads_per_device=199)
 M = MatmulDimension.M
-SMALL = KernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2)
+SMALL = SimpleKernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2)
 
 
 def integers(seed: int, shape: tuple[int, int], dtype) -> jax.Array:
@@ -70,23 +70,23 @@ def interpreted(function):
         pytest.param(SMALL, (192, 320, 256), 3, id="six tiles on three CTAs, odd k steps"),
         pytest.param(SMALL, (128, 128, 128), 3, id="a CTA without tiles"),
         pytest.param(
-            KernelConfig(tile_m=64, tile_n=64, wg_dimension=M, grid_minor_dim=M, grid_tile_width=1),
+            SimpleKernelConfig(tile_m=64, tile_n=64, wg_dimension=M, grid_minor_dim=M, grid_tile_width=1),
             (256, 192, 128),
             2,
             id="warpgroups and raster along M",
         ),
         pytest.param(
-            KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=2),
+            SimpleKernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=2),
             (128, 160, 384),
             1,
             id="odd number of epilogue pieces",
         ),
-        pytest.param(KernelConfig(tile_k=128, max_concurrent_steps=2), (256, 256, 256), 2, id="tile_k=128"),
+        pytest.param(SimpleKernelConfig(tile_k=128, max_concurrent_steps=2), (256, 256, 256), 2, id="tile_k=128"),
     ],
 )
 def test_multiply_is_exact_and_free_of_races(config, shape, num_sms, dtype, capsys):
     m, k, n = shape
-    multiply = interpreted(functools.partial(mosaic_gpu.local_matmul, config=config, num_sms=num_sms))
+    multiply = interpreted(functools.partial(mosaic_gpu_simple.local_matmul, config=config, num_sms=num_sms))
     lhs, rhs = integers(0, (m, k), dtype), integers(1, (k, n), dtype)
     assert reference.num_different(multiply(lhs, rhs), lhs, rhs) == 0
     lhs, rhs = normals(2, (m, k), dtype), normals(3, (k, n), dtype)
@@ -98,9 +98,9 @@ def test_the_race_detector_sees_a_wait_that_is_too_short(monkeypatch, capsys):
     wait = plgpu.wait_smem_to_gmem
     # One copy too many stays in flight: the epilogue overwrites a piece that its store may still be reading.
     monkeypatch.setattr(plgpu, "wait_smem_to_gmem", lambda n, wait_read_only: wait(n and n + 1, wait_read_only))
-    config = KernelConfig(tile_m=64, max_concurrent_steps=2)
+    config = SimpleKernelConfig(tile_m=64, max_concurrent_steps=2)
     lhs, rhs = integers(0, (64, 64), jnp.bfloat16), integers(1, (64, 512), jnp.bfloat16)
-    interpreted(functools.partial(mosaic_gpu.local_matmul, config=config, num_sms=1))(lhs, rhs)
+    interpreted(functools.partial(mosaic_gpu_simple.local_matmul, config=config, num_sms=1))(lhs, rhs)
     assert RACE in capsys.readouterr().out
 
 
@@ -126,7 +126,9 @@ class RolledRows:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("config", [SMALL, KernelConfig(tile_m=64, tile_n=64, wg_dimension=M, max_concurrent_steps=3)])
+@pytest.mark.parametrize(
+    "config", [SMALL, SimpleKernelConfig(tile_m=64, tile_n=64, wg_dimension=M, max_concurrent_steps=3)]
+)
 def test_what_a_rank_sends_is_what_it_multiplies_next(config, num_ranks, monkeypatch, capsys):
     """The interpreter knows no other rank, so this one sends to itself, and every shard is the last one, rolled.
 
@@ -136,14 +138,14 @@ def test_what_a_rank_sends_is_what_it_multiplies_next(config, num_ranks, monkeyp
     lax = types.SimpleNamespace(**vars(jax.lax))
     lax.axis_size = lambda axis_name: num_ranks
     lax.axis_index = lambda axis_name: jnp.int32(rank) if axis_name == "x" else jax.lax.axis_index(axis_name)
-    monkeypatch.setattr(mosaic_gpu, "lax", lax)
+    monkeypatch.setattr(mosaic_gpu_simple, "lax", lax)
     monkeypatch.setattr(plgpu, "remote_ref", RolledRows)
     monkeypatch.setattr(pl, "get_global", lambda what: mock.MagicMock())
     monkeypatch.setattr(pl, "semaphore_wait", lambda *args, **kwargs: None)
     monkeypatch.setattr(pl, "semaphore_signal", lambda *args, **kwargs: None)
-    monkeypatch.setattr(mosaic_gpu, "_fence_async_proxy", lambda: None)
+    monkeypatch.setattr(mosaic_gpu_simple, "_fence_async_proxy", lambda: None)
     lhs, rhs = integers(0, (384, 256), jnp.bfloat16), integers(1, (256, 256), jnp.bfloat16)
-    multiply = functools.partial(mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=config, num_sms=1)
+    multiply = functools.partial(mosaic_gpu_simple.ring_all_gather_matmul, axis_name="x", config=config, num_sms=1)
     shards = {(rank + step) % num_ranks: jnp.roll(lhs, step * config.cta_tile_m, axis=0) for step in range(num_ranks)}
     gathered = jnp.concatenate([shards[index] for index in range(num_ranks)])
     assert reference.num_different(interpreted(multiply)(lhs, rhs), gathered, rhs) == 0
@@ -157,16 +159,16 @@ def test_what_a_rank_sends_is_what_it_multiplies_next(config, num_ranks, monkeyp
 @pytest.mark.parametrize(
     "config",
     [
-        KernelConfig(),
-        KernelConfig(wg_dimension=M, grid_minor_dim=M, grid_tile_width=4),
-        KernelConfig(tile_m=64, tile_n=256, wg_dimension=M),
-        KernelConfig(tile_n=192, max_concurrent_steps=3),
-        KernelConfig(tile_m=64, tile_n=16, tile_k=16, epi_tile_n=16),
+        SimpleKernelConfig(),
+        SimpleKernelConfig(wg_dimension=M, grid_minor_dim=M, grid_tile_width=4),
+        SimpleKernelConfig(tile_m=64, tile_n=256, wg_dimension=M),
+        SimpleKernelConfig(tile_n=192, max_concurrent_steps=3),
+        SimpleKernelConfig(tile_m=64, tile_n=16, tile_k=16, epi_tile_n=16),
     ],
     ids=str,
 )
 def test_ring_lowers_for_cuda(config, num_ranks):
-    ring = functools.partial(mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=config, num_sms=132)
+    ring = functools.partial(mosaic_gpu_simple.ring_all_gather_matmul, axis_name="x", config=config, num_sms=132)
     text = lowered(ring, mesh_of(num_ranks), num_ranks=num_ranks, dtype=jnp.bfloat16)
     assert "mosaic_gpu" in text
     # Receive slots exist for D > 1 only, as the kernel's second result.
@@ -174,7 +176,9 @@ def test_ring_lowers_for_cuda(config, num_ranks):
 
 
 def test_ring_lowers_on_a_mesh_with_another_axis_of_size_one():
-    ring = functools.partial(mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=KernelConfig(), num_sms=132)
+    ring = functools.partial(
+        mosaic_gpu_simple.ring_all_gather_matmul, axis_name="x", config=SimpleKernelConfig(), num_sms=132
+    )
     assert "mosaic_gpu" in lowered(ring, mesh_of(2, axis_names=("y", "x")), num_ranks=2, dtype=jnp.float16)
 
 
@@ -202,20 +206,20 @@ def lowered(function, mesh: jax.sharding.Mesh, *, num_ranks: int, dtype) -> str:
 )
 def test_operands_that_do_not_fit(lhs, rhs, error, match):
     with pytest.raises(error, match=match):
-        mosaic_gpu.local_matmul(jnp.zeros(*lhs), jnp.zeros(*rhs), config=SMALL, num_sms=1)
+        mosaic_gpu_simple.local_matmul(jnp.zeros(*lhs), jnp.zeros(*rhs), config=SMALL, num_sms=1)
 
 
 def test_number_of_sms_is_unknown_on_a_cpu():
     lhs, rhs = jnp.zeros((64, 64), jnp.float16), jnp.zeros((64, 128), jnp.float16)
     with pytest.raises(NotImplementedError, match="num_sms is unknown for device_kind='cpu'"):
-        mosaic_gpu.local_matmul(lhs, rhs, config=SMALL)
+        mosaic_gpu_simple.local_matmul(lhs, rhs, config=SMALL)
 
 
 # What the machine must be.
 
 
 def test_cpu_is_refused():
-    ring = functools.partial(all_gather_matmul, axis_name="x", implementation="mosaic_gpu", config=SMALL)
+    ring = functools.partial(all_gather_matmul, axis_name="x", implementation="mosaic_gpu_simple", config=SMALL)
     with pytest.raises(NotImplementedError, match=r"platform='cpu' must be 'gpu'.*ppermute"):
         lowered(ring, mesh_of(8), num_ranks=8, dtype=jnp.bfloat16)
 
