@@ -85,7 +85,7 @@ class Protocol:
         return self.num_ranks > 1 and self.num_comm_ctas == 0
 
     def counter(self, slot: Int, m_idx: Int, chunk: Int) -> Int:
-        """Arrival counter of a piece in a scratch slot: the sender's ``ring.write_slot``, the waiter's ``read_slot``."""
+        """Arrival counter of a piece in a scratch slot: the sender's ``write_slot``, the waiter's ``read_slot``."""
         return (slot * self.num_m_tiles + m_idx) * self.num_chunks + chunk
 
     def chunk_end(self, chunk: Int) -> Int:
