@@ -83,7 +83,7 @@ def run(config: DictConfig) -> Outcome:
         settings = to_settings(config)
         # Sizes are checked before anything is touched; the number of ranks may still be unknown.
         expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
-        run_dir = RunDir.create(settings.run_dir, submission_id=_submission_id())
+        run_dir = RunDir.create(_wanted_run_dir(settings), submission_id=_name_of_point(submission_id()))
         outcome.run_dir = run_dir.path
         with _logging_to(run_dir.log_path):
             run_dir.write_config(settings)
@@ -110,16 +110,16 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
             settings.wandb,
             run_dir=run_dir.path,
             config={**dataclasses.asdict(settings), "environment": about},
-            group=settings.wandb.group or _submission_id(),
+            group=settings.wandb.group or submission_id(),
             tags=[*settings.wandb.tags, f"D={num_ranks}", *sorted({case.dtype for case in cases})],
         )
-        gang = stack.enter_context(Gang.start(cluster, settings.cluster, num_ranks))
+        gang = stack.enter_context(Gang.start(cluster, settings.cluster, num_ranks, stacks_dir=run_dir.path))
         about["members"] = [dataclasses.asdict(member) for member in gang.members]
         run_dir.write_environment(about)
         links = gang.call("links", timeout_s=settings.cluster.step_timeout_s, doing="reading links")
         for line in _header(gang, cases, links):
             print(line, flush=True)
-        journal = Journal(run_dir.journal_path)
+        journal = stack.enter_context(Journal(run_dir.journal_path))
         num_steps = len(cases) * Benchmark.num_steps(settings)
         progress = stack.enter_context(Progress(num_steps, sys.stdout))
 
@@ -169,13 +169,21 @@ def _conclude(outcome: Outcome) -> None:
     print(f"# Results : {outcome.run_dir}", flush=True)
 
 
-def _submission_id() -> str | None:
-    """Ray's id of this job; a point of a multirun has its number behind it."""
-    submission = submission_id()
-    if submission is None or not HydraConfig.initialized():
-        return submission
+def _wanted_run_dir(settings: Settings) -> str | None:
+    """``run_dir``; below it, a folder for each point of a multirun."""
+    point = _point()
+    return settings.run_dir if settings.run_dir is None or point is None else str(Path(settings.run_dir) / point)
+
+
+def _name_of_point(submission: str | None) -> str | None:
+    point = _point()
+    return submission if submission is None or point is None else f"{submission}-{point}"
+
+
+def _point() -> str | None:
+    """Number of this job in a multirun; ``None`` outside one."""
     job = HydraConfig.get().job
-    return submission if OmegaConf.is_missing(job, "num") else f"{submission}-{job.num}"
+    return None if OmegaConf.is_missing(job, "num") else str(job.num)
 
 
 @contextlib.contextmanager

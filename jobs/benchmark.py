@@ -12,7 +12,7 @@ from typing import Any
 from jobs.errors import InfrastructureError
 from jobs.gang.gang import Gang
 from jobs.measure.profile import Profile
-from jobs.measure.programs import Opened, Request
+from jobs.measure.programs import LOCAL, Opened, Request
 from jobs.records import Case, Check, Row, Spread, Telemetry
 from jobs.results.derive import derive
 from jobs.settings import Fault, Settings, kernel_config
@@ -137,6 +137,7 @@ class Benchmark:
                     local_us=headlines.get("local"),
                     xla_us=headlines.get("xla"),
                     device_kind=self._device_kind,
+                    communicates=row.implementation != LOCAL,
                 ),
             )
             if row.headline_us is not None

@@ -122,7 +122,7 @@ class ClusterSettings:
     """null: every GPU of the cluster, or 4 CPU ranks where there is none."""
     gpus_per_host: int | None = None
     """GPUs taken on each host; null: all of a host, as the ranks need."""
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float = 8.0
     """Limit for reaching the cluster's address."""
     placement_timeout_s: float = 60.0
     """Limit for getting the resources."""

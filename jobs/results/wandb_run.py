@@ -124,8 +124,9 @@ class RunStarter:
             disable_code=True,
             disable_git=True,
             label_disable=True,
-            # A killed job keeps all but the last second, and `wandb leet` shows rows as they come.
+            # A killed job keeps all but the last second, and `wandb leet` shows rows as they come; so does the server.
             x_transaction_log_flush_interval=1.0,
+            x_file_stream_transmit_interval=2.0,
         )
 
     @staticmethod

@@ -146,7 +146,7 @@ class WandbSink:
             if fatal:
                 raise InfrastructureError(f"wandb.mode={mode.value}: {_told(error)}") from error
             self.fallback_reason = _told(error)
-            logger.warning("W&B can't be %s, and falls back: %s", mode.value, self.fallback_reason)
+            logger.warning("W&B can't be %s and falls back to offline: %s", mode.value, self.fallback_reason)
 
     def _take(self, run: WandbRun, mode: WandbMode) -> None:
         self._run, self.mode, self.dir, self.url = run, mode, run.dir, run.url
@@ -203,5 +203,5 @@ def _wanted_mode(mode: WandbMode) -> WandbMode:
 
 
 def _told(error: BaseException) -> str:
-    """First line of an error; the rest is advice for users of wandb's own API."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Kind and first line of an error; the rest is advice for users of wandb's own API."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -49,9 +49,9 @@ def parse_result(stdout: str) -> dict:
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's environment as a user's shell would have it: without what conftest.py and Ray set."""
-    removed = ("JAX_PLATFORMS", "XLA_FLAGS", "RAY_ADDRESS", "WANDB_API_KEY", "WANDB_MODE")
-    env = {name: value for name, value in os.environ.items() if name not in removed}
+    """This process's environment as a user's shell would have it: without what conftest.py, Ray and wandb set."""
+    removed = ("JAX_PLATFORMS", "XLA_FLAGS", "RAY_ADDRESS")
+    env = {name: value for name, value in os.environ.items() if name not in removed and "WANDB" not in name}
     for name, value in changes.items():
         env.pop(name, None)
         if value is not None:

@@ -52,7 +52,7 @@ def cells(line: str) -> dict[str, str]:
 
 
 def test_row_has_the_maximum_over_ranks_and_dashes_where_nothing_was_measured():
-    found = cells(table.row_line(row(call_us=Spread(1.0, 2.0, 1234567.89))))
+    found = cells(table.row_line(row(call_us=Spread(1.0, 2.0, 1234567.89), kernel_us=Spread(89.0, 90.0, 91.0))))
     assert found == {
         "case": "70b_qkv",
         "m_shard": "1024",
@@ -61,10 +61,12 @@ def test_row_has_the_maximum_over_ranks_and_dashes_where_nothing_was_measured():
         "type": "bf16",
         "D": "2",
         "implementation": "mosaic_gpu",
-        "kernel_us": "-",
+        "kernel_us": "91.00",
+        "min": "89.00",
         "device_us": "-",
         "in_graph_us": "100.00",
         "call_us": "1234567.9",
+        "bound": "86.00",
         "TF/s": "687.19",
         "util": "69.46",
         "/local": "1.25",
