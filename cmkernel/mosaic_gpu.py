@@ -55,7 +55,8 @@ def ring_all_gather_matmul(
     Tiles need not divide the shape: what lies outside is loaded as zeros and not stored, so a tile at the edge costs as
     much as a whole one. The copies need m_shard in multiples of 8, and k and n_shard in multiples of the swizzle's
     elements (``tile_k``, at most 64). A shape that falls short is padded outside the kernel, at the cost of a copy of
-    each operand that has to grow, and, for m_shard and n_shard, of the result.
+    each operand that has to grow, and, for m_shard and n_shard, of the result. The result is also copied where n_shard
+    is at most the swizzle's elements (64 with the default ``epi_tile_n``) and less than the columns of a CTA's tile.
 
     Raises:
       ValueError: the operands don't fit each other, or no CTA is left to compute.
@@ -100,6 +101,21 @@ def _padded(array: jax.Array, *units: int) -> jax.Array:
     return jnp.pad(array, [(0, 0)] * (array.ndim - len(units)) + widths)
 
 
+def _result_swizzle_bytes(config: KernelConfig) -> int:
+    return plgpu.find_swizzle(config.epi_tile_n * OPERAND_BYTES * 8)
+
+
+def _num_result_columns(config: KernelConfig, n_shard: int) -> int:
+    """Columns of the kernel's result: n_shard, or as many more as the copies of the result need."""
+    unit = _result_swizzle_bytes(config) // OPERAND_BYTES
+    num_units = -(-n_shard // unit)
+    # Mosaic drops a dimension of one unit from a copy of one unit, and the copy's index along it with it: what should
+    # fall outside on the right would be stored on top of the only unit. A second unit keeps the dimension.
+    if num_units == 1 and config.cta_tile_n > unit:
+        num_units = 2
+    return num_units * unit
+
+
 def _smem_types(config: KernelConfig, protocol: Protocol, communicates: bool, dtype: Any) -> dict[str, Any]:
     """Shared memory of one CTA: the pipeline's slots and barriers, and where results are staged."""
 
@@ -110,7 +126,7 @@ def _smem_types(config: KernelConfig, protocol: Protocol, communicates: bool, dt
     num_slots, epi_tile = config.max_concurrent_steps, (config.epi_tile_m, config.epi_tile_n)
     # wgmma wants the same swizzle for both operands.
     operands = functools.partial(swizzled, num_slots, swizzle_bytes=config.swizzle_elems * OPERAND_BYTES)
-    results = functools.partial(swizzled, swizzle_bytes=plgpu.find_swizzle(config.epi_tile_n * OPERAND_BYTES * 8))
+    results = functools.partial(swizzled, swizzle_bytes=_result_swizzle_bytes(config))
     types = {
         "lhs_smem": operands(config.cta_tile_m, config.tile_k),
         "rhs_smem": operands(config.tile_k, config.cta_tile_n),
@@ -526,7 +542,7 @@ def _launch(
         num_sms=num_sms,
     )
     # A dimension of its own for the shards, so that a tile that reaches over a shard's rows doesn't reach the next one.
-    out_type = [jax.ShapeDtypeStruct((num_ranks, m_shard, n_shard), lhs.dtype)]
+    out_type = [jax.ShapeDtypeStruct((num_ranks, m_shard, _num_result_columns(config, n_shard)), lhs.dtype)]
     operands = [lhs, rhs]
     if communicates:
         # An output rather than scratch memory: only operands and results have an address on the other ranks.
