@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from cmkernel.config import KernelConfig, MatmulDimension, SimpleKernelConfig, validate_shape
+from cmkernel.config import OPERAND_BYTES, KernelConfig, MatmulDimension, SimpleKernelConfig, validate_shape
 
 # Best first for large problems; smaller tiles fit smaller shapes.
 _SIMPLE_CANDIDATES = (
@@ -22,45 +22,91 @@ _SIMPLE_CANDIDATES = (
 # 128 x 256: by its size, and more the smaller it is, as it loads more bytes for each multiplication.
 _TILES = (
     (64, 256, MatmulDimension.M, 1.0),
-    (64, 192, MatmulDimension.M, 0.78),
-    (64, 128, MatmulDimension.M, 0.55),
-    (64, 128, MatmulDimension.N, 0.56),
+    (64, 192, MatmulDimension.M, 0.75),
+    (64, 128, MatmulDimension.M, 0.56),
+    (64, 128, MatmulDimension.N, 0.57),
     (64, 64, MatmulDimension.M, 0.34),
     (64, 64, MatmulDimension.N, 0.34),
 )
-# What a compute CTA loses to sending itself.
-_IN_TILE_FACTOR = 1.03
-# Communication CTAs: enough for the link where the multiply takes several waves; more where it waits for arrivals.
-_FEW_COMM_CTAS, _MANY_COMM_CTAS = 4, 20
+# All times as measured on H200s on 2026-11-29; docs/kernel.md has the rows.
+# A multiply-add of one row, one column and one element of k, in a CTA tile of 128 x 256.
+_STEP_US = 0.68 / (128 * 256 * 64)
+# A copy of a communication CTA to the next rank, apart from its bytes and for each of them; some are in flight at once.
+_COPY_US, _COPY_BYTE_US = 0.8, 0.038 / 1024
+# From the last copy to the multiply.
+_ARRIVAL_US = 5.0
+# A k step of a tile that a compute CTA sends itself lasts at least so long, and all tiles suffer a little.
+_IN_TILE_STEP_US, _IN_TILE_FACTOR = 0.62, 1.025
+_COMM_CTAS = (4, 8, 12, 20)
+# Where there is one wave only, and it leaves SMs idle: how many of them send at least.
+_ONE_WAVE_COMM_CTAS = 8
 _MAX_CONCURRENT_STEPS = 6
 
 
 def heuristic_config(*, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> KernelConfig:
-    """The config of ``mosaic_gpu`` with the lowest modelled time: waves of tiles times the time of a tile.
+    """The config of ``mosaic_gpu`` with the lowest ``modelled_us``, and of equals the one that sends from fewer CTAs.
 
-    SMs that no wave needs send at no cost. Where all device steps fit in one wave, the multiply waits for nothing but
-    arrivals: more CTAs send, and the multiply follows in small chunks that a polling warp announces.
+    Where all device steps fit in one wave, the multiply waits for nothing but arrivals: it follows them in small chunks
+    that a polling warp announces.
     """
-    del k  # All tiles have the same number of pipeline steps.
+    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
 
-    def modelled() -> Iterator[tuple[float, KernelConfig]]:
-        for tile_m, tile_n, wg_dimension, step_time in _TILES:
-            tiles = KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension)
-            tiles = _deepest(tiles)
-            num_tiles = num_ranks * _ceil_div(m_shard, tiles.cta_tile_m) * _ceil_div(n_shard, tiles.cta_tile_n)
-            num_waves = _ceil_div(num_tiles, num_sms)
-            if num_ranks == 1:
-                yield num_waves * step_time, dataclasses.replace(tiles, num_comm_ctas=0)
-                continue
-            if num_waves == 1 and num_sms - num_tiles >= _FEW_COMM_CTAS:
-                num_comm_ctas = min(_MANY_COMM_CTAS, num_sms - num_tiles)
-                config = dataclasses.replace(tiles, num_comm_ctas=num_comm_ctas, num_chunks=16, wait_ahead=True)
-                yield step_time, config
-                continue
-            yield _ceil_div(num_tiles, num_sms - _FEW_COMM_CTAS) * step_time, tiles
-            yield num_waves * step_time * _IN_TILE_FACTOR, dataclasses.replace(tiles, num_comm_ctas=0)
+    def candidates() -> Iterator[KernelConfig]:
+        for tile_m, tile_n, wg_dimension, _ in _TILES:
+            tiles = _deepest(KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension))
+            for num_comm_ctas in _COMM_CTAS if num_ranks > 1 else ():
+                if num_comm_ctas < num_sms:
+                    config = dataclasses.replace(tiles, num_comm_ctas=num_comm_ctas)
+                    if _num_waves(config, **sizes) == 1:
+                        idle_sms = num_sms - _num_tiles(config, **sizes)
+                        num_comm_ctas = max(num_comm_ctas, min(_ONE_WAVE_COMM_CTAS, idle_sms))
+                        config = dataclasses.replace(
+                            config, num_comm_ctas=num_comm_ctas, num_chunks=16, wait_ahead=True
+                        )
+                    yield config
+            yield dataclasses.replace(tiles, num_comm_ctas=0)
 
-    return min(modelled(), key=lambda candidate: candidate[0])[1]
+    return min(candidates(), key=lambda config: modelled_us(config, **sizes))
+
+
+def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> float:
+    """Time of ``mosaic_gpu`` on an H200, in microseconds, for the tiles of ``heuristic_config``.
+
+    The multiply takes its waves of tiles; the communication CTAs send the shards one after the other, and what arrives
+    last has to be multiplied yet. The longer of the two counts.
+    """
+    sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
+    num_waves, num_k_steps = _num_waves(config, **sizes), _ceil_div(k, config.tile_k)
+    step_us = _STEP_US * 128 * 256 * config.tile_k * _relative_step_time(config)
+    tile_us = num_k_steps * step_us
+    multiply_us = num_waves * tile_us
+    if num_ranks == 1:
+        return multiply_us
+    if num_waves == 1:
+        multiply_us += _ARRIVAL_US
+    if not config.num_comm_ctas:
+        sender_us = num_k_steps * max(_IN_TILE_STEP_US, step_us) - tile_us
+        return multiply_us * _IN_TILE_FACTOR + (num_ranks - 1) * sender_us
+    block_bytes = config.tile_k * config.cta_tile_n * OPERAND_BYTES
+    sent_bytes = (num_ranks - 1) * m_shard * k * OPERAND_BYTES
+    copy_us = (_COPY_US + block_bytes * _COPY_BYTE_US) / config.num_stores_in_flight
+    send_us = sent_bytes / block_bytes * copy_us / config.num_comm_ctas
+    return max(multiply_us, send_us + _ARRIVAL_US + tile_us / config.num_chunks)
+
+
+def _relative_step_time(config: KernelConfig) -> float:
+    for tile_m, tile_n, wg_dimension, step_time in _TILES:
+        if (config.tile_m, config.tile_n, config.wg_dimension) == (tile_m, tile_n, wg_dimension):
+            return step_time
+    raise ValueError(f"no time is known for tile_m={config.tile_m}, tile_n={config.tile_n}, {config.wg_dimension}")
+
+
+def _num_tiles(config: KernelConfig, *, m_shard: int, n_shard: int, num_ranks: int, **_: int) -> int:
+    return num_ranks * _ceil_div(m_shard, config.cta_tile_m) * _ceil_div(n_shard, config.cta_tile_n)
+
+
+def _num_waves(config: KernelConfig, *, num_sms: int, **sizes: int) -> int:
+    return _ceil_div(_num_tiles(config, **sizes), num_sms - config.num_comm_ctas)
 
 
 def simple_heuristic_config(*, m_shard: int, k: int, n_shard: int) -> SimpleKernelConfig:

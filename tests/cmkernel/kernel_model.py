@@ -1,7 +1,8 @@
 """The kernel's own code, run on paper: what each warp does is recorded, then all warps of all ranks are interleaved.
 
-``record`` runs the methods of ``mosaic_gpu``'s CTA with plain integers, in a world where a copy, a wait or a signal only
-writes itself down. So nothing of the protocol is repeated here. A warp's sequence never depends on data, so it is a list.
+``record`` runs the methods of ``mosaic_gpu``'s CTA with plain integers, in a world where a copy, a wait or a signal
+only writes itself down. So nothing of the protocol is repeated here. A warp's sequence never depends on data, so it is
+a list.
 
 ``Machine`` holds the state of all ranks and executes one operation of one warp, or one stage of one copy, at a time, in
 any order that the waits allow. It raises ``Violation`` where a copy reads what hasn't arrived or a slot that has been
@@ -87,7 +88,9 @@ class Recorder:
         self.waits: dict[tuple, int] = {}
         self.wg = 0
         self.warp = None
-        add = lambda *op: self.ops.append(op)
+
+        def add(*op):
+            self.ops.append(op)
 
         def wait(ref):
             key = (ref.name, *ref.index)
@@ -147,9 +150,7 @@ class Recorder:
             cond=lambda condition, yes, no: yes() if condition else no(),
             axis_index=lambda name: self.wg,
         )
-        self.jnp = types.SimpleNamespace(
-            minimum=min, maximum=max, where=lambda c, a, b: a if c else b, float32=None
-        )
+        self.jnp = types.SimpleNamespace(minimum=min, maximum=max, where=lambda c, a, b: a if c else b, float32=None)
 
     @contextlib.contextmanager
     def installed(self):
@@ -331,7 +332,7 @@ class Machine:
         first_row = row // config.cta_tile_m * config.cta_tile_m
         for k_idx, content in enumerate(products):
             window = (first_row, config.cta_tile_m), (k_idx * config.tile_k, config.tile_k)
-            if dict(content) != {cell: shard for cell in _cells(*window, self.recording)}:
+            if dict(content) != dict.fromkeys(_cells(*window, self.recording), shard):
                 raise Violation(f"{warp.role} multiplies {content} for the output of shard {shard} at row {row}")
 
     def _arrive(self, warp: Warp, name: str, slot: int) -> None:
@@ -361,7 +362,7 @@ class Machine:
             content = self.smem.get((warp.rank, warp.cta, src.name, src.index[0]))
             slot, rows, columns = dst.index
             if content is None or [cell for cell, _ in content[1]] != _cells(rows, columns, self.recording):
-                raise Violation(f"{warp.role} of rank {warp.rank} sends from a slot that holds something else: {content}")
+                raise Violation(f"{warp.role} of rank {warp.rank} sends from a slot that holds other data: {content}")
             store[1:] = [1, content[1]]
             return
         self.stores[i].remove(store)

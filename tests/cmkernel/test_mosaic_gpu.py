@@ -1,0 +1,206 @@
+"""The fast ring kernel without a GPU: its compute part interpreted with race detection, and all of it lowered for CUDA.
+
+Who waits for whom between ranks is the matter of ``test_kernel_model``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import PartitionSpec as P
+
+from cmkernel import all_gather_matmul, mosaic_gpu, reference, ring
+from cmkernel.config import KernelConfig, MatmulDimension
+
+RACE = "RACE DETECTED"  # What the interpreter prints.
+# Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
+INTERPRET = plgpu.InterpretGPUParams(detect_races=True, num_tma_threads_per_device=199)
+M, N = MatmulDimension.M, MatmulDimension.N
+SMALL = KernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2, num_stores_in_flight=1)
+
+
+def integers(seed: int, shape: tuple[int, ...], dtype=jnp.bfloat16) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).integers(-4, 5, shape), dtype)
+
+
+def gathered_matmul(lhs, rhs, received, rank, *, config, num_sms):
+    multiply = jax.jit(functools.partial(mosaic_gpu.gathered_matmul, rank=rank, config=config, num_sms=num_sms))
+    with plgpu.force_gpu_interpret_mode(INTERPRET):
+        # Wait here: a program waiting for the result would hold one of the few CPU threads the interpreter needs.
+        return jax.block_until_ready(multiply(lhs, rhs, received))
+
+
+def check_gathered(*, num_ranks, rank, m_shard, k, n_shard, config, num_sms, capsys, dtype=jnp.bfloat16):
+    """Each rank's rows are those of its shard, times rhs; nothing races."""
+    gathered, rhs = integers(0, (num_ranks, m_shard, k), dtype), integers(1, (k, n_shard), dtype)
+    order = [ring.source_shard(rank, step, num_ranks) for step in range(num_ranks)]
+    received = gathered[np.array(order[1:])] if num_ranks > 1 else None
+    result = gathered_matmul(gathered[rank], rhs, received, rank, config=config, num_sms=num_sms)
+    assert result.dtype == dtype
+    assert reference.num_different(result, gathered.reshape(num_ranks * m_shard, k), rhs) == 0
+    assert RACE not in capsys.readouterr().out
+
+
+# The multiply, interpreted.
+
+
+@pytest.mark.parametrize(("num_ranks", "rank"), [(1, 0), (2, 1), (4, 2), (8, 5)])
+def test_every_shard_gives_its_own_rows(num_ranks, rank, capsys):
+    check_gathered(
+        num_ranks=num_ranks, rank=rank, m_shard=128, k=128, n_shard=128, config=SMALL, num_sms=3, capsys=capsys
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "num_sms"),
+    [
+        pytest.param(SMALL, (136, 192, 192), 2, id="tiles over the edges"),
+        pytest.param(SMALL, (8, 64, 64), 2, id="less than a tile, CTAs without tiles"),
+        pytest.param(SMALL, (133, 100, 75), 1, id="padded operands"),
+        pytest.param(
+            KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=1),
+            (200, 160, 200),
+            1,
+            id="odd number of epilogue pieces",
+        ),
+        pytest.param(
+            KernelConfig(tile_m=128, tile_n=64, wg_dimension=N, tile_k=128, max_concurrent_steps=3, grid_tile_width=2),
+            (384, 384, 256),
+            2,
+            id="warpgroups along N, a last raster group of one",
+        ),
+        pytest.param(KernelConfig(), (8, 64, 64), 1, id="one column of epilogue units where a tile has four"),
+    ],
+)
+def test_any_shape_is_exact_and_free_of_races(config, shape, num_sms, capsys):
+    m_shard, k, n_shard = shape
+    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard}
+    check_gathered(num_ranks=2, rank=1, **sizes, config=config, num_sms=num_sms, capsys=capsys, dtype=jnp.float16)
+
+
+def test_normal_data_is_within_the_tolerance():
+    rng = np.random.default_rng(0)
+    lhs, rhs = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((128, 320), (320, 64)))
+    result = gathered_matmul(lhs, rhs, None, 0, config=SMALL, num_sms=1)
+    assert reference.compare(result, lhs, rhs).num_wrong == 0
+
+
+def test_the_race_detector_sees_a_wait_that_is_too_short(monkeypatch, capsys):
+    wait = plgpu.wait_smem_to_gmem
+    # One copy too many stays in flight: the epilogue overwrites a piece that its store may still be reading.
+    monkeypatch.setattr(plgpu, "wait_smem_to_gmem", lambda n, wait_read_only: wait(n and n + 1, wait_read_only))
+    lhs, rhs = integers(0, (128, 64)), integers(1, (64, 512))
+    gathered_matmul(lhs, rhs, None, 0, config=KernelConfig(max_concurrent_steps=3), num_sms=1)
+    assert RACE in capsys.readouterr().out
+
+
+# The ring, lowered for CUDA: everything short of ptxas.
+
+
+def lowered(*, num_ranks: int, shape=(1024, 768, 768), dtype=jnp.bfloat16, config=None, **options) -> str:
+    mesh = jax.make_mesh(
+        (num_ranks,), ("x",), devices=jax.devices()[:num_ranks], axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    function = functools.partial(
+        mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=config or KernelConfig(), num_sms=132, **options
+    )
+    ring = jax.shard_map(
+        function, mesh=mesh, in_specs=(P("x", None), P(None, "x")), out_specs=P(None, "x"), check_vma=False
+    )
+    m_shard, k, n_shard = shape
+    lhs = jax.ShapeDtypeStruct((num_ranks * m_shard, k), dtype)
+    rhs = jax.ShapeDtypeStruct((k, num_ranks * n_shard), dtype)
+    return jax.jit(ring).trace(lhs, rhs).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "config",
+    [
+        KernelConfig(),
+        KernelConfig(num_comm_ctas=0, tile_m=128, tile_n=128, wg_dimension=N),
+        KernelConfig(tile_n=128, max_concurrent_steps=6, num_comm_ctas=20, num_chunks=16, wait_ahead=True),
+        KernelConfig(tile_m=64, tile_n=64, tile_k=32, num_comm_ctas=0, num_chunks=3, wait_ahead=True),
+    ],
+    ids=["communication CTAs", "in-tile", "polling warp", "in-tile, polling warp"],
+)
+def test_the_ring_lowers_for_cuda(config, num_ranks):
+    text = lowered(num_ranks=num_ranks, config=config)
+    assert "mosaic_gpu" in text
+    # Receive slots exist for D > 1 only, as the kernel's second result.
+    assert (f"tensor<{num_ranks - 1}x1024x768xbf16>" in text) == (num_ranks > 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "result", "scratch"),
+    [
+        pytest.param((1000, 4104, 4200), (1000, 4224), (1000, 4160), id="padded in k and n"),
+        pytest.param((133, 64, 192), (136, 192), (136, 64), id="padded in m"),
+        # Mosaic would store what lies right of a single unit of 64 columns on top of it.
+        pytest.param((8, 64, 64), (8, 128), (8, 64), id="a second unit of columns"),
+    ],
+)
+def test_what_the_kernel_pads(shape, result, scratch):
+    text = lowered(num_ranks=2, shape=shape, dtype=jnp.float16)
+    (call,) = [line for line in text.splitlines() if "custom_call @mosaic_gpu" in line]
+    outputs = [
+        tuple(map(int, sizes.split("x"))) for sizes in re.findall(r"tensor<([0-9x]+)xf16>", call.split("->")[-1])
+    ]
+    assert outputs[:2] == [(2, *result), (1, *scratch)]
+
+
+@pytest.mark.parametrize(
+    ("epi_tile_n", "n_shard", "columns"),
+    [(64, 64, 128), (64, 100, 128), (32, 32, 64), (128, 64, 128), (64, 1, 128), (64, 192, 192)],
+)
+def test_columns_of_the_result(epi_tile_n, n_shard, columns):
+    assert (
+        mosaic_gpu._num_result_columns(KernelConfig(epi_tile_n=epi_tile_n, max_concurrent_steps=3), n_shard) == columns
+    )
+
+
+def test_a_tile_of_one_unit_needs_no_second():
+    assert mosaic_gpu._num_result_columns(SMALL, 64) == 64
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "error", "match"),
+    [
+        (((64, 64), jnp.int8), ((64, 128), jnp.int8), NotImplementedError, "int8.*float16 or bfloat16.*ppermute"),
+        (((64, 64), jnp.float32), ((64, 128), jnp.float32), NotImplementedError, "float32"),
+        (((64, 64), jnp.float16), ((64, 128), jnp.bfloat16), ValueError, r"float16\[64, 64\].*one dtype"),
+        (((64, 64), jnp.float16), ((128, 128), jnp.float16), ValueError, r"\[128, 128\].*must be \[m_shard, k\]"),
+        (((64,), jnp.float16), ((64, 128), jnp.float16), ValueError, r"float16\[64\]"),
+    ],
+)
+def test_operands_that_do_not_fit(lhs, rhs, error, match):
+    with pytest.raises(error, match=match):
+        mosaic_gpu.gathered_matmul(jnp.zeros(*lhs), jnp.zeros(*rhs), config=SMALL, num_sms=1)
+
+
+def test_number_of_sms_is_unknown_on_a_cpu():
+    lhs, rhs = jnp.zeros((64, 64), jnp.float16), jnp.zeros((64, 128), jnp.float16)
+    with pytest.raises(NotImplementedError, match="num_sms is unknown for device_kind='cpu'"):
+        mosaic_gpu.gathered_matmul(lhs, rhs, config=SMALL)
+
+
+def test_a_cpu_is_refused():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    function = jax.shard_map(
+        functools.partial(all_gather_matmul, axis_name="x", implementation="mosaic_gpu"),
+        mesh=mesh,
+        in_specs=(P("x", None), P(None, "x")),
+        out_specs=P(None, "x"),
+        check_vma=False,
+    )
+    with pytest.raises(NotImplementedError, match=r"platform='cpu' must be 'gpu'.*ppermute"):
+        jax.jit(function)(jnp.zeros((16, 64), jnp.bfloat16), jnp.zeros((64, 128), jnp.bfloat16))
