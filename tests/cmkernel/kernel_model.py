@@ -402,9 +402,51 @@ def explore_randomly(recording: Recording, rng, *, slow: float = 0.0) -> None:
     machine.check_end()
 
 
-def explore_exhaustively(recording: Recording, *, limit: int) -> int:
-    """Every reachable state; returns how many there are."""
-    start = Machine(recording)
+def victims(recording: Recording) -> dict[str, Any]:
+    """By name: which choices a schedule puts off for as long as anything else can happen."""
+    ops = [warp.ops for warp in recording.warps]
+
+    def is_stage(stage):
+        return lambda machine, choice: (
+            choice[0] == "store" and any(store[:2] == [choice[2], stage] for store in machine.stores[choice[1]])
+        )
+
+    found = {
+        "copies leaving shared memory": is_stage(0),
+        "copies landing": is_stage(1),
+        "loads": lambda machine, choice: choice[0] == "load",
+        "signals": lambda machine, choice: choice[0] == "op" and ops[choice[1]][machine.pcs[choice[1]]][0] == "signal",
+    }
+    for rank in range(recording.num_ranks):
+        found[f"rank {rank}"] = lambda machine, choice, rank=rank: recording.warps[choice[1]].rank == rank
+    for role in sorted({warp.role for warp in recording.warps}):
+        found[role] = lambda machine, choice, role=role: choice[0] == "op" and recording.warps[choice[1]].role == role
+    return found
+
+
+def explore_delaying(recording: Recording, rng, victim) -> None:
+    """One interleaving to its end, random but for the victim's choices: those are taken where nothing else is left."""
+    machine = Machine(recording)
+    while not machine.done():
+        choices = machine.choices()
+        if not choices:
+            raise Deadlock(describe(machine))
+        others = [choice for choice in choices if not victim(machine, choice)]
+        choice = rng.choice(others or choices)
+        if not others:
+            # Somebody waits for this warp's copies, but as likely as not for all but the newest.
+            choice = min(other for other in choices if other[:2] == choice[:2])
+        machine.take(choice)
+    machine.check_end()
+
+
+def explore_orders_of_arrival(recording: Recording, *, limit: int) -> int:
+    """Every order in which copies can complete and signals become visible; returns the number of states.
+
+    Warps go on as soon as they may: an operation that only enables others loses no order by being early. What a slow
+    warp could do wrong is left to the random schedules.
+    """
+    start = _run_warps(Machine(recording))
     seen, todo = {start.key()}, [start]
     while todo:
         machine = todo.pop()
@@ -416,11 +458,28 @@ def explore_exhaustively(recording: Recording, *, limit: int) -> int:
         for choice in choices:
             after = machine.copy()
             after.take(choice)
+            _run_warps(after)
             if (key := after.key()) not in seen:
                 seen.add(key)
                 todo.append(after)
         assert len(seen) <= limit, "more states than expected"
     return len(seen)
+
+
+def _run_warps(machine: Machine) -> Machine:
+    """Take all operations but signals, and the loads of rhs, whose content nobody tracks, until there are none left."""
+    warps = machine.recording.warps
+
+    def is_early(choice: tuple) -> bool:
+        kind, i = choice[:2]
+        if kind == "op":
+            return warps[i].ops[machine.pcs[i]][0] != "signal"
+        return kind == "load" and warps[i].ops[choice[2]][1].name == "rhs"
+
+    while early := [choice for choice in machine.choices() if is_early(choice)]:
+        for choice in early:
+            machine.take(choice)
+    return machine
 
 
 def describe(machine: Machine) -> str:
