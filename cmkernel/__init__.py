@@ -1,6 +1,13 @@
 """Ring all-gather matmul for JAX: ``AllGather(lhs) @ rhs`` with the communication hidden behind the multiply."""
 
 from cmkernel.api import Choice, all_gather_matmul, choose_implementation
-from cmkernel.config import KernelConfig, MatmulDimension
+from cmkernel.config import KernelConfig, MatmulDimension, SimpleKernelConfig
 
-__all__ = ["Choice", "KernelConfig", "MatmulDimension", "all_gather_matmul", "choose_implementation"]
+__all__ = [
+    "Choice",
+    "KernelConfig",
+    "MatmulDimension",
+    "SimpleKernelConfig",
+    "all_gather_matmul",
+    "choose_implementation",
+]

@@ -1,4 +1,4 @@
-"""Kernel configuration: the tile sizes of the Mosaic GPU ring and the laws they must obey."""
+"""Kernel configurations: the tile sizes of the Mosaic GPU rings and the laws they must obey."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class MatmulDimension(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KernelConfig:
-    """Tiles of the Mosaic GPU ring kernel; names follow jax's ``pallas/ops/gpu``. Invalid values raise ``ValueError``.
+class TileConfig:
+    """Tiles that both ring kernels have; names follow jax's ``pallas/ops/gpu``. Invalid values raise ``ValueError``.
 
     The two compute warpgroups of a block (CTA) lie side by side along ``wg_dimension``, so a CTA computes
-    ``cta_tile_m x cta_tile_n`` outputs. The defaults are the article's example configuration.
+    ``cta_tile_m x cta_tile_n`` outputs.
     """
 
     tile_m: int = 128
@@ -44,8 +44,6 @@ class KernelConfig:
     """Rows that the epilogue stores at a time; divides ``tile_m``."""
     epi_tile_n: int = 64
     """Columns that the epilogue stores at a time; divides ``tile_n``."""
-    grid_minor_dim: MatmulDimension = MatmulDimension.N
-    """Dimension that the raster order walks fastest."""
     grid_tile_width: int = 8
     """Width of a raster group in tiles: tiles of one group share operands in the L2."""
     wg_dimension: MatmulDimension = MatmulDimension.N
@@ -115,7 +113,60 @@ class KernelConfig:
         return min(2, (self.tile_m // self.epi_tile_m) * (self.tile_n // self.epi_tile_n))
 
 
-def smem_bytes(config: KernelConfig) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimpleKernelConfig(TileConfig):
+    """Configuration of ``mosaic_gpu_simple``; the defaults are the article's example."""
+
+    grid_minor_dim: MatmulDimension = MatmulDimension.N
+    """Dimension that the raster order walks fastest."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelConfig(TileConfig):
+    """Configuration of ``mosaic_gpu``: the tiles, and how the shard travels while it is multiplied.
+
+    Raster groups are ``grid_tile_width`` tiles of M, walked M first.
+    """
+
+    tile_m: int = 64
+    tile_n: int = 256
+    wg_dimension: MatmulDimension = MatmulDimension.M
+    num_chunks: int = 4
+    """Arrival counters per M tile: how finely the multiply follows what arrives. Rounded to what the shape allows."""
+    num_comm_ctas: int = 4
+    """CTAs that only send. 0: a second memory warp of each compute CTA sends the lhs tiles that are loaded anyway."""
+    num_stores_in_flight: int = 2
+    """Copies to the next rank that a communication CTA keeps in flight; fewer than ``max_concurrent_steps``."""
+    wait_ahead: bool = False
+    """Whether a warp of its own polls the arrival counters ahead of the loads: pays where one wave does it all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_chunks", "num_stores_in_flight"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if self.num_comm_ctas < 0:
+            raise ValueError(f"num_comm_ctas={self.num_comm_ctas} must be at least 0")
+        if self.num_comm_ctas and self.num_stores_in_flight >= self.max_concurrent_steps:
+            raise ValueError(
+                f"num_stores_in_flight={self.num_stores_in_flight} must be less than "
+                f"max_concurrent_steps={self.max_concurrent_steps}, the slots that they are sent from"
+            )
+        if self.num_comm_ctas and self.cta_tile_m % self.tile_k:
+            raise ValueError(
+                f"cta_tile_m={self.cta_tile_m} must be a multiple of tile_k={self.tile_k}, the rows that a "
+                "communication CTA sends at a time"
+            )
+
+
+# The config that each kernel takes, by the name of its implementation.
+CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig]] = {
+    "mosaic_gpu": KernelConfig,
+    "mosaic_gpu_simple": SimpleKernelConfig,
+}
+
+
+def smem_bytes(config: TileConfig) -> int:
     """Shared memory of one CTA in bytes: pipeline slots, epilogue slots and the reserve for barriers and alignment."""
     pipeline_step = (config.cta_tile_m + config.cta_tile_n) * config.tile_k
     epilogue_slot = config.epi_tile_m * config.epi_tile_n
@@ -125,7 +176,7 @@ def smem_bytes(config: KernelConfig) -> int:
     return elements * OPERAND_BYTES + SMEM_RESERVE_BYTES
 
 
-def validate_shape(config: KernelConfig, *, m_shard: int, k: int, n_shard: int) -> None:
+def validate_shape(config: SimpleKernelConfig, *, m_shard: int, k: int, n_shard: int) -> None:
     """Raise ``ValueError`` unless the tiles of ``config`` divide lhs ``[m_shard, k]`` and rhs ``[k, n_shard]``."""
     rules = (
         ("m_shard", m_shard, "cta_tile_m", config.cta_tile_m, "tile_m x warpgroups on M"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cmkernel.config import KernelConfig, validate_shape
-from cmkernel.tuning import heuristic_config
+from cmkernel.config import SimpleKernelConfig, validate_shape
+from cmkernel.tuning import simple_heuristic_config
 from jobs.errors import UsageError
 from jobs.gang.cluster import Cluster
 from jobs.records import Case
@@ -22,9 +22,10 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
     """
     if settings.check.fault is Fault.swapped_shards and cases[0].num_ranks == 1:
         raise UsageError("check.fault=swapped_shards needs at least 2 ranks: one shard can't be swapped")
-    if settings.kernel.implementation is not Implementation.mosaic_gpu:
+    implementation = settings.kernel.implementation
+    if implementation not in (Implementation.mosaic_gpu, Implementation.mosaic_gpu_simple):
         return
-    named = "kernel.implementation=mosaic_gpu"
+    named = f"kernel.implementation={implementation.value}"
     instead = "use kernel=ppermute, or kernel=auto to take what can run"
     if not cluster.on_gpus:
         raise UsageError(f"{named} needs Hopper GPUs (compute capability 9.0), but the cluster has no GPU; {instead}")
@@ -35,8 +36,10 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
     for case in cases:
         if case.dtype == "float32":
             raise UsageError(f"{named} needs problem.dtype=bfloat16 or float16, not {case.dtype}; {instead}")
+        if implementation is Implementation.mosaic_gpu:
+            continue  # It takes any shape.
         sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard}
         try:
-            validate_shape(KernelConfig(**options), **sizes) if options else heuristic_config(**sizes)
+            validate_shape(SimpleKernelConfig(**options), **sizes) if options else simple_heuristic_config(**sizes)
         except ValueError as error:
             raise UsageError(f"{named} on {case}: {error}") from error

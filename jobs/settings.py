@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cmkernel.config import KernelConfig, MatmulDimension
+from cmkernel.config import CONFIG_TYPES, MatmulDimension
 from jobs.errors import UsageError
 
 
@@ -41,6 +41,7 @@ class Implementation(Enum):
 
     auto = "auto"
     mosaic_gpu = "mosaic_gpu"
+    mosaic_gpu_simple = "mosaic_gpu_simple"
     ppermute = "ppermute"
     xla = "xla"
 
@@ -88,7 +89,10 @@ class ProblemSettings:
 
 @dataclass
 class KernelSettings:
-    """Which implementation is measured, and its tiles (null: chosen from the shape). See cmkernel.config."""
+    """Which implementation is measured, and its tiles (null: chosen from the shape). See cmkernel.config.
+
+    ``grid_minor_dim`` is an option of ``mosaic_gpu_simple``, those from ``num_chunks`` on are of ``mosaic_gpu``.
+    """
 
     implementation: Implementation = Implementation.auto
     tile_m: int | None = None
@@ -100,6 +104,10 @@ class KernelSettings:
     grid_minor_dim: MatmulDimension | None = None
     grid_tile_width: int | None = None
     wg_dimension: MatmulDimension | None = None
+    num_chunks: int | None = None
+    num_comm_ctas: int | None = None
+    num_stores_in_flight: int | None = None
+    wait_ahead: bool | None = None
 
 
 @dataclass
@@ -224,9 +232,14 @@ def _refuse_unknown(config: DictConfig, schema: type, prefix: str) -> None:
 
 
 def kernel_config(kernel: KernelSettings) -> dict[str, Any]:
-    """The tile options that the user set, as keyword arguments of ``KernelConfig``."""
-    names = [f.name for f in dataclasses.fields(KernelConfig)]
+    """The tile options that the user set, as keyword arguments of the implementation's config."""
+    names = [field.name for field in dataclasses.fields(kernel) if field.name != "implementation"]
     return {name: getattr(kernel, name) for name in names if getattr(kernel, name) is not None}
+
+
+def kernel_config_name(implementation: Implementation) -> str:
+    """Name of the implementation whose config ``kernel_config`` is for."""
+    return "mosaic_gpu" if implementation is Implementation.auto else implementation.value
 
 
 _POSITIVE = {
@@ -261,14 +274,20 @@ def _validate(settings: Settings) -> None:
             raise UsageError(
                 f"timing.baselines={settings.timing.baselines}: {name!r} is none of {', '.join(BASELINES)}"
             )
-    if kernel_config(settings.kernel) and settings.kernel.implementation in (
-        Implementation.ppermute,
-        Implementation.xla,
-    ):
-        option = next(iter(kernel_config(settings.kernel)))
-        implementation = settings.kernel.implementation.value
-        raise UsageError(f"kernel.{option} is set, but kernel.implementation={implementation} has no tiles")
+    _validate_kernel(settings.kernel)
+
+
+def _validate_kernel(kernel: KernelSettings) -> None:
+    options, implementation = kernel_config(kernel), kernel.implementation.value
+    config_type = CONFIG_TYPES.get(kernel_config_name(kernel.implementation))
+    known = {field.name for field in dataclasses.fields(config_type)} if config_type else set()
+    for option in options:
+        if option not in known:
+            what = "has no such option" if config_type else "has no tiles"
+            raise UsageError(f"kernel.{option} is set, but kernel.implementation={implementation} {what}")
+    if config_type is None:
+        return
     try:
-        KernelConfig(**kernel_config(settings.kernel))
+        config_type(**options)
     except ValueError as error:
         raise UsageError(f"kernel.{error}") from error

@@ -10,6 +10,7 @@ import jax
 
 import cmkernel
 from cmkernel import xla
+from cmkernel.config import CONFIG_TYPES
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Request:
     requested: str
     """``kernel.implementation``, or ``baseline``."""
     implementation: str
-    """``auto``, ``mosaic_gpu``, ``ppermute``, ``xla`` or ``local``."""
+    """``auto``, ``mosaic_gpu``, ``mosaic_gpu_simple``, ``ppermute``, ``xla`` or ``local``."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Tile options that the user set."""
 
@@ -60,7 +61,11 @@ def build(request: Request, mesh: Mesh, example: Operands, *, chain_length: int)
     if request.implementation == LOCAL:
         opened = Opened(LOCAL, "named", None)
         return Programs(opened, jax.jit(xla.local), jax.jit(_chain(xla.local, chain_length)))
-    config = cmkernel.KernelConfig(**request.config) if request.config else None
+    config = None
+    if request.config:
+        config = CONFIG_TYPES["mosaic_gpu" if request.implementation == "auto" else request.implementation](
+            **request.config
+        )
     choices: list[cmkernel.Choice] = []
 
     def choose(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -116,7 +121,7 @@ def _depend(lhs: jax.Array, out: jax.Array) -> jax.Array:
     return lhs.at[:1, :width].add(out[:1, :width] * 0)
 
 
-def _plain(config: cmkernel.KernelConfig | None) -> dict[str, Any] | None:
+def _plain(config: cmkernel.KernelConfig | cmkernel.SimpleKernelConfig | None) -> dict[str, Any] | None:
     if config is None:
         return None
     values = dataclasses.asdict(config)

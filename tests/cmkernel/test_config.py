@@ -4,16 +4,29 @@ import itertools
 
 import pytest
 
-from cmkernel.config import SMEM_LIMIT_BYTES, KernelConfig, MatmulDimension, smem_bytes, validate_shape
-from cmkernel.tuning import heuristic_config
+from cmkernel.config import (
+    CONFIG_TYPES,
+    SMEM_LIMIT_BYTES,
+    KernelConfig,
+    MatmulDimension,
+    SimpleKernelConfig,
+    smem_bytes,
+    validate_shape,
+)
 
 
 def test_smem_of_the_article_config_is_what_its_tiles_add_up_to():
     slots = 4 * (128 * 64 + 64 * 256) * 2
     epilogue = 2 * 2 * 64 * 64 * 2
-    assert smem_bytes(KernelConfig()) == slots + epilogue + 2048
+    assert smem_bytes(SimpleKernelConfig()) == slots + epilogue + 2048
 
 
+def test_the_defaults_of_both_kernels_compute_the_same_tile():
+    for config in (KernelConfig(), SimpleKernelConfig()):
+        assert (config.cta_tile_m, config.cta_tile_n) == (128, 256)
+
+
+@pytest.mark.parametrize("config_type", CONFIG_TYPES.values())
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -22,25 +35,48 @@ def test_smem_of_the_article_config_is_what_its_tiles_add_up_to():
         ({"tile_n": 320}, "tile_n=320 must be .* at most 256"),
         ({"tile_k": 48}, "tile_k=48 must be 16, 32, 64 or 128"),
         ({"max_concurrent_steps": 1}, "max_concurrent_steps=1 must be at least 2"),
-        ({"epi_tile_m": 96}, "epi_tile_m=96 must be a multiple of 64 that divides tile_m=128"),
-        ({"epi_tile_n": 60}, "epi_tile_n=60 must be a multiple of 16 that divides tile_n=128"),
+        ({"epi_tile_m": 96}, "epi_tile_m=96 must be a multiple of 64 that divides tile_m="),
+        ({"epi_tile_n": 60}, "epi_tile_n=60 must be a multiple of 16 that divides tile_n="),
         ({"grid_tile_width": 0}, "grid_tile_width=0 must be at least 1"),
         ({"tile_m": 128, "tile_n": 256, "epi_tile_n": 64}, "needs 256 accumulator registers"),
         ({"max_concurrent_steps": 5}, f"bytes of shared memory a block; the limit is {SMEM_LIMIT_BYTES}"),
     ],
 )
-def test_an_invalid_config_names_option_value_and_rule(options, message):
+def test_an_invalid_config_names_option_value_and_rule(config_type, options, message):
+    with pytest.raises(ValueError, match=message):
+        config_type(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_chunks": 0}, "num_chunks=0 must be at least 1"),
+        ({"num_stores_in_flight": 0}, "num_stores_in_flight=0 must be at least 1"),
+        ({"num_comm_ctas": -1}, "num_comm_ctas=-1 must be at least 0"),
+        ({"num_stores_in_flight": 4}, "num_stores_in_flight=4 must be less than max_concurrent_steps=4"),
+        (
+            {"tile_n": 64, "tile_k": 128, "wg_dimension": MatmulDimension.N, "num_stores_in_flight": 2},
+            "cta_tile_m=64 must be a multiple of tile_k=128",
+        ),
+    ],
+)
+def test_an_invalid_way_of_sending_names_option_value_and_rule(options, message):
     with pytest.raises(ValueError, match=message):
         KernelConfig(**options)
 
 
-def test_every_constructible_config_fits_in_shared_memory():
+def test_in_tile_sending_has_no_blocks_to_obey():
+    KernelConfig(num_comm_ctas=0, num_stores_in_flight=9, tile_n=64, tile_k=128, wg_dimension=MatmulDimension.N)
+
+
+@pytest.mark.parametrize("config_type", CONFIG_TYPES.values())
+def test_every_constructible_config_fits_in_shared_memory(config_type):
     built = 0
     for tile_m, tile_n, tile_k, steps, wg in itertools.product(
-        (64, 128, 192), (64, 128, 192, 256), (32, 64, 128), (2, 4, 6, 8), MatmulDimension
+        (64, 128, 192), (64, 128, 192, 256), (32, 64, 128), (3, 4, 6, 8), MatmulDimension
     ):
         try:
-            config = KernelConfig(
+            config = config_type(
                 tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, max_concurrent_steps=steps, wg_dimension=wg
             )
         except ValueError:
@@ -59,19 +95,6 @@ def test_every_constructible_config_fits_in_shared_memory():
         ({"m_shard": 128, "k": 64, "n_shard": 128}, "n_shard=128 must be a multiple of cta_tile_n=256"),
     ],
 )
-def test_tiles_must_divide_the_shape(sizes, message):
+def test_the_simple_kernels_tiles_must_divide_the_shape(sizes, message):
     with pytest.raises(ValueError, match=message):
-        validate_shape(KernelConfig(), **sizes)
-
-
-@pytest.mark.parametrize(
-    ("m_shard", "k", "n_shard"), [(1024, 4096, 4096), (256, 8192, 3072), (64, 256, 256), (64, 32, 64)]
-)
-def test_the_heuristic_config_divides_the_shape(m_shard, k, n_shard):
-    config = heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard)
-    validate_shape(config, m_shard=m_shard, k=k, n_shard=n_shard)
-
-
-def test_the_heuristic_says_which_rule_no_tile_can_keep():
-    with pytest.raises(ValueError, match="m_shard=100 must be a multiple of"):
-        heuristic_config(m_shard=100, k=4096, n_shard=4096)
+        validate_shape(SimpleKernelConfig(), **sizes)

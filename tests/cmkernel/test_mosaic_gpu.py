@@ -1,156 +1,122 @@
-"""The Mosaic GPU kernel without a GPU: interpreted with race detection, lowered for CUDA, and refused on a CPU."""
+"""The fast ring kernel without a GPU: its compute part interpreted with race detection, and all of it lowered for CUDA.
+
+Who waits for whom between ranks is the matter of ``test_kernel_model``.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import types
-from unittest import mock
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import PartitionSpec as P
 
-from cmkernel import all_gather_matmul, hardware, mosaic_gpu, reference
+from cmkernel import all_gather_matmul, mosaic_gpu, reference, ring
 from cmkernel.config import KernelConfig, MatmulDimension
 
 RACE = "RACE DETECTED"  # What the interpreter prints.
 # Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
 INTERPRET = plgpu.InterpretGPUParams(detect_races=True, num_tma_threads_per_device=199)
-M = MatmulDimension.M
-SMALL = KernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2)
+M, N = MatmulDimension.M, MatmulDimension.N
+SMALL = KernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2, num_stores_in_flight=1)
 
 
-def integers(seed: int, shape: tuple[int, int], dtype) -> jax.Array:
+def integers(seed: int, shape: tuple[int, ...], dtype=jnp.bfloat16) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).integers(-4, 5, shape), dtype)
 
 
-def normals(seed: int, shape: tuple[int, int], dtype) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+def gathered_matmul(lhs, rhs, received, rank, *, config, num_sms):
+    multiply = jax.jit(functools.partial(mosaic_gpu.gathered_matmul, rank=rank, config=config, num_sms=num_sms))
+    with plgpu.force_gpu_interpret_mode(INTERPRET):
+        # Wait here: a program waiting for the result would hold one of the few CPU threads the interpreter needs.
+        return jax.block_until_ready(multiply(lhs, rhs, received))
 
 
-def mesh_of(num_ranks: int, *, axis_names=("x",)) -> jax.sharding.Mesh:
-    shape = (1,) * (len(axis_names) - 1) + (num_ranks,)
-    auto = (jax.sharding.AxisType.Auto,) * len(shape)
-    return jax.make_mesh(shape, axis_names, devices=jax.devices()[:num_ranks], axis_types=auto)
-
-
-def sharded(function, mesh: jax.sharding.Mesh):
-    return jax.jit(
-        jax.shard_map(
-            function, mesh=mesh, in_specs=(P("x", None), P(None, "x")), out_specs=P(None, "x"), check_vma=False
-        )
-    )
-
-
-def interpreted(function):
-    """``function``, with its kernels interpreted on the CPU."""
-    compiled = jax.jit(function)
-
-    def call(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        with plgpu.force_gpu_interpret_mode(INTERPRET):
-            # Wait here: a program waiting for the result would hold one of the few CPU threads the interpreter needs.
-            return jax.block_until_ready(compiled(lhs, rhs))
-
-    return call
+def check_gathered(*, num_ranks, rank, m_shard, k, n_shard, config, num_sms, capsys, dtype=jnp.bfloat16):
+    """Each rank's rows are those of its shard, times rhs; nothing races."""
+    gathered, rhs = integers(0, (num_ranks, m_shard, k), dtype), integers(1, (k, n_shard), dtype)
+    order = [ring.source_shard(rank, step, num_ranks) for step in range(num_ranks)]
+    received = gathered[np.array(order[1:])] if num_ranks > 1 else None
+    result = gathered_matmul(gathered[rank], rhs, received, rank, config=config, num_sms=num_sms)
+    assert result.dtype == dtype
+    assert reference.num_different(result, gathered.reshape(num_ranks * m_shard, k), rhs) == 0
+    assert RACE not in capsys.readouterr().out
 
 
 # The multiply, interpreted.
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize(("num_ranks", "rank"), [(1, 0), (2, 1), (4, 2), (8, 5)])
+def test_every_shard_gives_its_own_rows(num_ranks, rank, capsys):
+    check_gathered(
+        num_ranks=num_ranks, rank=rank, m_shard=128, k=128, n_shard=128, config=SMALL, num_sms=3, capsys=capsys
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "shape", "num_sms"),
     [
-        pytest.param(SMALL, (64, 64, 128), 1, id="one tile, fewer k steps than slots"),
-        pytest.param(SMALL, (192, 320, 256), 3, id="six tiles on three CTAs, odd k steps"),
-        pytest.param(SMALL, (128, 128, 128), 3, id="a CTA without tiles"),
+        pytest.param(SMALL, (136, 192, 192), 2, id="tiles over the edges"),
+        pytest.param(SMALL, (8, 64, 64), 2, id="less than a tile, CTAs without tiles"),
+        pytest.param(SMALL, (133, 100, 75), 1, id="padded operands"),
         pytest.param(
-            KernelConfig(tile_m=64, tile_n=64, wg_dimension=M, grid_minor_dim=M, grid_tile_width=1),
-            (256, 192, 128),
-            2,
-            id="warpgroups and raster along M",
-        ),
-        pytest.param(
-            KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=2),
-            (128, 160, 384),
+            KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=1),
+            (200, 160, 200),
             1,
             id="odd number of epilogue pieces",
         ),
-        pytest.param(KernelConfig(tile_k=128, max_concurrent_steps=2), (256, 256, 256), 2, id="tile_k=128"),
+        pytest.param(
+            KernelConfig(tile_m=128, tile_n=64, wg_dimension=N, tile_k=128, max_concurrent_steps=3, grid_tile_width=2),
+            (384, 384, 256),
+            2,
+            id="warpgroups along N, a last raster group of one",
+        ),
+        pytest.param(KernelConfig(), (8, 64, 64), 1, id="one column of epilogue units where a tile has four"),
     ],
 )
-def test_multiply_is_exact_and_free_of_races(config, shape, num_sms, dtype, capsys):
-    m, k, n = shape
-    multiply = interpreted(functools.partial(mosaic_gpu.local_matmul, config=config, num_sms=num_sms))
-    lhs, rhs = integers(0, (m, k), dtype), integers(1, (k, n), dtype)
-    assert reference.num_different(multiply(lhs, rhs), lhs, rhs) == 0
-    lhs, rhs = normals(2, (m, k), dtype), normals(3, (k, n), dtype)
-    assert reference.compare(multiply(lhs, rhs), lhs, rhs).num_wrong == 0
-    assert RACE not in capsys.readouterr().out
+def test_any_shape_is_exact_and_free_of_races(config, shape, num_sms, capsys):
+    m_shard, k, n_shard = shape
+    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard}
+    check_gathered(num_ranks=2, rank=1, **sizes, config=config, num_sms=num_sms, capsys=capsys, dtype=jnp.float16)
+
+
+def test_normal_data_is_within_the_tolerance():
+    rng = np.random.default_rng(0)
+    lhs, rhs = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((128, 320), (320, 64)))
+    result = gathered_matmul(lhs, rhs, None, 0, config=SMALL, num_sms=1)
+    assert reference.compare(result, lhs, rhs).num_wrong == 0
 
 
 def test_the_race_detector_sees_a_wait_that_is_too_short(monkeypatch, capsys):
     wait = plgpu.wait_smem_to_gmem
     # One copy too many stays in flight: the epilogue overwrites a piece that its store may still be reading.
     monkeypatch.setattr(plgpu, "wait_smem_to_gmem", lambda n, wait_read_only: wait(n and n + 1, wait_read_only))
-    config = KernelConfig(tile_m=64, max_concurrent_steps=2)
-    lhs, rhs = integers(0, (64, 64), jnp.bfloat16), integers(1, (64, 512), jnp.bfloat16)
-    interpreted(functools.partial(mosaic_gpu.local_matmul, config=config, num_sms=1))(lhs, rhs)
+    lhs, rhs = integers(0, (128, 64)), integers(1, (64, 512))
+    gathered_matmul(lhs, rhs, None, 0, config=KernelConfig(max_concurrent_steps=3), num_sms=1)
     assert RACE in capsys.readouterr().out
 
 
-# The device steps, interpreted: a rank that is its own neighbour.
-
-
-class RolledRows:
-    """Stands for the next rank's memory: this rank's own, where each M tile lands one tile further down."""
-
-    def __init__(self, ref, device_id, device_id_type):
-        self.ref = ref
-
-    @property
-    def at(self):
-        return self
-
-    def __getitem__(self, index):
-        if not isinstance(index, tuple):
-            return RolledRows(self.ref.at[index], None, None)
-        rows, columns = index
-        start = jax.lax.rem(rows.start + rows.size, self.ref.shape[0])
-        return self.ref.at[pl.ds(start, rows.size), columns]
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("config", [SMALL, KernelConfig(tile_m=64, tile_n=64, wg_dimension=M, max_concurrent_steps=3)])
-def test_what_a_rank_sends_is_what_it_multiplies_next(config, num_ranks, monkeypatch, capsys):
-    """The interpreter knows no other rank, so this one sends to itself, and every shard is the last one, rolled.
-
-    Semaphores are dispensable: there is one CTA, and after a shard's last send it loads more tiles than it has slots.
-    """
-    rank = 1
-    lax = types.SimpleNamespace(**vars(jax.lax))
-    lax.axis_size = lambda axis_name: num_ranks
-    lax.axis_index = lambda axis_name: jnp.int32(rank) if axis_name == "x" else jax.lax.axis_index(axis_name)
-    monkeypatch.setattr(mosaic_gpu, "lax", lax)
-    monkeypatch.setattr(plgpu, "remote_ref", RolledRows)
-    monkeypatch.setattr(pl, "get_global", lambda what: mock.MagicMock())
-    monkeypatch.setattr(pl, "semaphore_wait", lambda *args, **kwargs: None)
-    monkeypatch.setattr(pl, "semaphore_signal", lambda *args, **kwargs: None)
-    monkeypatch.setattr(mosaic_gpu, "_fence_async_proxy", lambda: None)
-    lhs, rhs = integers(0, (384, 256), jnp.bfloat16), integers(1, (256, 256), jnp.bfloat16)
-    multiply = functools.partial(mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=config, num_sms=1)
-    shards = {(rank + step) % num_ranks: jnp.roll(lhs, step * config.cta_tile_m, axis=0) for step in range(num_ranks)}
-    gathered = jnp.concatenate([shards[index] for index in range(num_ranks)])
-    assert reference.num_different(interpreted(multiply)(lhs, rhs), gathered, rhs) == 0
-    assert RACE not in capsys.readouterr().out
-
-
 # The ring, lowered for CUDA: everything short of ptxas.
+
+
+def lowered(*, num_ranks: int, shape=(1024, 768, 768), dtype=jnp.bfloat16, config=None, **options) -> str:
+    mesh = jax.make_mesh(
+        (num_ranks,), ("x",), devices=jax.devices()[:num_ranks], axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    function = functools.partial(
+        mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=config or KernelConfig(), num_sms=132, **options
+    )
+    ring = jax.shard_map(
+        function, mesh=mesh, in_specs=(P("x", None), P(None, "x")), out_specs=P(None, "x"), check_vma=False
+    )
+    m_shard, k, n_shard = shape
+    lhs = jax.ShapeDtypeStruct((num_ranks * m_shard, k), dtype)
+    rhs = jax.ShapeDtypeStruct((k, num_ranks * n_shard), dtype)
+    return jax.jit(ring).trace(lhs, rhs).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
@@ -158,30 +124,49 @@ def test_what_a_rank_sends_is_what_it_multiplies_next(config, num_ranks, monkeyp
     "config",
     [
         KernelConfig(),
-        KernelConfig(wg_dimension=M, grid_minor_dim=M, grid_tile_width=4),
-        KernelConfig(tile_m=64, tile_n=256, wg_dimension=M),
-        KernelConfig(tile_n=192, max_concurrent_steps=3),
-        KernelConfig(tile_m=64, tile_n=16, tile_k=16, epi_tile_n=16),
+        KernelConfig(num_comm_ctas=0, tile_m=128, tile_n=128, wg_dimension=N),
+        KernelConfig(tile_n=128, max_concurrent_steps=6, num_comm_ctas=20, num_chunks=16, wait_ahead=True),
+        KernelConfig(tile_m=64, tile_n=64, tile_k=32, num_comm_ctas=0, num_chunks=3, wait_ahead=True),
     ],
-    ids=str,
+    ids=["communication CTAs", "in-tile", "polling warp", "in-tile, polling warp"],
 )
-def test_ring_lowers_for_cuda(config, num_ranks):
-    ring = functools.partial(mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=config, num_sms=132)
-    text = lowered(ring, mesh_of(num_ranks), num_ranks=num_ranks, dtype=jnp.bfloat16)
+def test_the_ring_lowers_for_cuda(config, num_ranks):
+    text = lowered(num_ranks=num_ranks, config=config)
     assert "mosaic_gpu" in text
     # Receive slots exist for D > 1 only, as the kernel's second result.
     assert (f"tensor<{num_ranks - 1}x1024x768xbf16>" in text) == (num_ranks > 1)
 
 
-def test_ring_lowers_on_a_mesh_with_another_axis_of_size_one():
-    ring = functools.partial(mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=KernelConfig(), num_sms=132)
-    assert "mosaic_gpu" in lowered(ring, mesh_of(2, axis_names=("y", "x")), num_ranks=2, dtype=jnp.float16)
+@pytest.mark.parametrize(
+    ("shape", "result", "scratch"),
+    [
+        pytest.param((1000, 4104, 4200), (1000, 4224), (1000, 4160), id="padded in k and n"),
+        pytest.param((133, 64, 192), (136, 192), (136, 64), id="padded in m"),
+        # Mosaic would store what lies right of a single unit of 64 columns on top of it.
+        pytest.param((8, 64, 64), (8, 128), (8, 64), id="a second unit of columns"),
+    ],
+)
+def test_what_the_kernel_pads(shape, result, scratch):
+    text = lowered(num_ranks=2, shape=shape, dtype=jnp.float16)
+    (call,) = [line for line in text.splitlines() if "custom_call @mosaic_gpu" in line]
+    outputs = [
+        tuple(map(int, sizes.split("x"))) for sizes in re.findall(r"tensor<([0-9x]+)xf16>", call.split("->")[-1])
+    ]
+    assert outputs[:2] == [(2, *result), (1, *scratch)]
 
 
-def lowered(function, mesh: jax.sharding.Mesh, *, num_ranks: int, dtype) -> str:
-    lhs = jax.ShapeDtypeStruct((num_ranks * 1024, 768), dtype)
-    rhs = jax.ShapeDtypeStruct((768, num_ranks * 768), dtype)
-    return sharded(function, mesh).trace(lhs, rhs).lower(lowering_platforms=("cuda",)).as_text()
+@pytest.mark.parametrize(
+    ("epi_tile_n", "n_shard", "columns"),
+    [(64, 64, 128), (64, 100, 128), (32, 32, 64), (128, 64, 128), (64, 1, 128), (64, 192, 192)],
+)
+def test_columns_of_the_result(epi_tile_n, n_shard, columns):
+    assert (
+        mosaic_gpu._num_result_columns(KernelConfig(epi_tile_n=epi_tile_n, max_concurrent_steps=3), n_shard) == columns
+    )
+
+
+def test_a_tile_of_one_unit_needs_no_second():
+    assert mosaic_gpu._num_result_columns(SMALL, 64) == 64
 
 
 # Errors.
@@ -195,78 +180,27 @@ def lowered(function, mesh: jax.sharding.Mesh, *, num_ranks: int, dtype) -> str:
         (((64, 64), jnp.float16), ((64, 128), jnp.bfloat16), ValueError, r"float16\[64, 64\].*one dtype"),
         (((64, 64), jnp.float16), ((128, 128), jnp.float16), ValueError, r"\[128, 128\].*must be \[m_shard, k\]"),
         (((64,), jnp.float16), ((64, 128), jnp.float16), ValueError, r"float16\[64\]"),
-        (((96, 64), jnp.float16), ((64, 128), jnp.float16), ValueError, "m_shard=96 .* multiple of cta_tile_m=64"),
-        (((64, 96), jnp.float16), ((96, 128), jnp.float16), ValueError, "k=96 .* multiple of tile_k=64"),
-        (((64, 64), jnp.float16), ((64, 64), jnp.float16), ValueError, "n_shard=64 .* multiple of cta_tile_n=128"),
     ],
 )
 def test_operands_that_do_not_fit(lhs, rhs, error, match):
     with pytest.raises(error, match=match):
-        mosaic_gpu.local_matmul(jnp.zeros(*lhs), jnp.zeros(*rhs), config=SMALL, num_sms=1)
+        mosaic_gpu.gathered_matmul(jnp.zeros(*lhs), jnp.zeros(*rhs), config=SMALL, num_sms=1)
 
 
 def test_number_of_sms_is_unknown_on_a_cpu():
     lhs, rhs = jnp.zeros((64, 64), jnp.float16), jnp.zeros((64, 128), jnp.float16)
     with pytest.raises(NotImplementedError, match="num_sms is unknown for device_kind='cpu'"):
-        mosaic_gpu.local_matmul(lhs, rhs, config=SMALL)
+        mosaic_gpu.gathered_matmul(lhs, rhs, config=SMALL)
 
 
-# What the machine must be.
-
-
-def test_cpu_is_refused():
-    ring = functools.partial(all_gather_matmul, axis_name="x", implementation="mosaic_gpu", config=SMALL)
+def test_a_cpu_is_refused():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    function = jax.shard_map(
+        functools.partial(all_gather_matmul, axis_name="x", implementation="mosaic_gpu"),
+        mesh=mesh,
+        in_specs=(P("x", None), P(None, "x")),
+        out_specs=P(None, "x"),
+        check_vma=False,
+    )
     with pytest.raises(NotImplementedError, match=r"platform='cpu' must be 'gpu'.*ppermute"):
-        lowered(ring, mesh_of(8), num_ranks=8, dtype=jnp.bfloat16)
-
-
-@pytest.mark.parametrize(
-    ("machine", "reason"),
-    [
-        ({}, None),
-        ({"num_processes": 1, "num_local_devices": 8, "nccl": None}, None),
-        ({"capability": "10.0"}, "compute_capability='10.0' of NVIDIA H200 must be '9.0'"),
-        ({"num_local_devices": 4, "num_processes": 2}, "num_devices=8 over num_processes=2 with num_local_devices=4"),
-        ({"num_ranks": 4}, "axis 'x' has num_ranks=4 and must cover all num_devices=8"),
-        (
-            {"num_ranks": 64, "num_devices": 64, "num_processes": 64},
-            "axis 'x' has num_ranks=64; XLA supports at most 32 peers",
-        ),
-        ({"nccl": (2, 28, 9)}, "NCCL 2.28.9 (libnccl.so.2); several processes need at least 2.29.0"),
-        ({"nccl": None}, "NCCL not found"),
-    ],
-)
-def test_what_the_machine_must_be(machine, reason, monkeypatch):
-    default = {"num_ranks": 8, "num_devices": 8, "num_processes": 8, "num_local_devices": 1, "capability": "9.0"}
-    machine = {**default, "nccl": (2, 30, 7), **machine}
-    gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability=machine["capability"])
-    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
-    monkeypatch.setattr(jax, "device_count", lambda: machine["num_devices"])
-    monkeypatch.setattr(jax, "process_count", lambda: machine["num_processes"])
-    monkeypatch.setattr(jax, "local_device_count", lambda: machine["num_local_devices"])
-    monkeypatch.setattr(jax.lax, "axis_size", lambda axis_name: machine["num_ranks"])
-    monkeypatch.setattr(hardware, "nccl_version", lambda: machine["nccl"])
-    found = hardware.unsupported_reason(axis_name="x")
-    if reason is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert reason in found
-        assert found.endswith('use implementation="ppermute"')
-
-
-def test_nccl_is_asked_for_its_version(monkeypatch):
-    def get_version(code) -> int:
-        ctypes.cast(code, ctypes.POINTER(ctypes.c_int))[0] = 23007
-        return 0
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda path, mode: types.SimpleNamespace(ncclGetVersion=get_version))
-    assert hardware.nccl_version() == (2, 30, 7)
-
-
-def test_no_nccl_is_no_version(monkeypatch):
-    def missing(path, mode):
-        raise OSError(path)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert hardware.nccl_version() is None
+        jax.jit(function)(jnp.zeros((16, 64), jnp.bfloat16), jnp.zeros((64, 128), jnp.bfloat16))

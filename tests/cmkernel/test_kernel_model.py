@@ -1,0 +1,123 @@
+"""No interleaving of ranks, warps and copies makes ``mosaic_gpu`` read early, overwrite or stop; a planted bug does."""
+
+import functools
+import random
+
+import pytest
+
+from cmkernel import mosaic_gpu, ring
+from cmkernel.config import KernelConfig
+
+from . import kernel_model
+
+tiny = functools.partial(
+    KernelConfig, tile_m=64, tile_n=64, max_concurrent_steps=2, num_stores_in_flight=1, num_chunks=2
+)
+CONFIGS = {
+    "communication CTA": tiny(num_comm_ctas=1),
+    "in-tile": tiny(num_comm_ctas=0),
+    "communication CTAs, polling warp": tiny(
+        num_comm_ctas=2, wait_ahead=True, max_concurrent_steps=3, num_stores_in_flight=2
+    ),
+    "in-tile, polling warp": tiny(num_comm_ctas=0, wait_ahead=True, num_chunks=3),
+}
+SENDING = {name: CONFIGS[name] for name in ("communication CTA", "in-tile")}
+
+
+def recorded(config, num_ranks, *, m_shard=192, k=320, n_shard=128, num_sms=3):
+    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard}
+    return kernel_model.record(config, num_ranks=num_ranks, **sizes, num_sms=num_sms)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+def test_random_interleavings(config, num_ranks):
+    recording = recorded(config, num_ranks)
+    for seed, slow in enumerate((0.0, 0.5)):
+        kernel_model.explore_randomly(recording, random.Random(seed), slow=slow)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+def test_whoever_is_late(config, num_ranks):
+    recording = recorded(config, num_ranks)
+    for victim in kernel_model.victims(recording).values():
+        kernel_model.explore_delaying(recording, random.Random(0), victim)
+
+
+# Planted bugs: each is found by the schedule that delays whom it hurts, whatever the seed.
+
+
+def plant_missing_wait(monkeypatch):
+    """The loads of a received shard don't wait for it."""
+    monkeypatch.setattr(mosaic_gpu._Cta, "await_next_piece", lambda self, i, step, m_idx, chunk: None)
+
+
+def plant_early_signal(monkeypatch):
+    """The signal goes out before the copies have landed."""
+    signal = mosaic_gpu._Cta.signal
+
+    def early(self, step, m_idx, chunk, num_pending):
+        signal(self, step, m_idx, chunk, num_pending + 1)
+
+    monkeypatch.setattr(mosaic_gpu._Cta, "signal", early)
+
+
+def plant_wrong_slot(monkeypatch):
+    """A shard goes to the scratch slot of the one before."""
+    monkeypatch.setattr(ring, "write_slot", lambda step: max(step - 1, 0))
+
+
+BUGS = {
+    plant_missing_wait: "copies landing",
+    plant_early_signal: "copies landing",
+    plant_wrong_slot: "loads",
+}
+
+
+@pytest.mark.parametrize("config", SENDING.values(), ids=SENDING)
+@pytest.mark.parametrize("num_ranks", range(2, 9))
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_found(bug, num_ranks, config, monkeypatch):
+    if bug is plant_wrong_slot and num_ranks == 2:
+        pytest.skip("two ranks have one scratch slot")
+    bug(monkeypatch)
+    recording = recorded(config, num_ranks)
+    victim = kernel_model.victims(recording)[BUGS[bug]]
+    for seed in range(3):
+        with pytest.raises(kernel_model.Violation):
+            kernel_model.explore_delaying(recording, random.Random(seed), victim)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_slot_of_shared_memory_released_too_early_is_found(num_ranks, monkeypatch):
+    """A sending warp gives a slot back that its copy is still reading."""
+    recording = recorded(CONFIGS["in-tile"], num_ranks)
+    for warp in recording.warps:
+        warp.ops = [op for op in warp.ops if op[0] != "wait_stores" or not op[2]]
+    victim = kernel_model.victims(recording)["copies leaving shared memory"]
+    with pytest.raises(kernel_model.Violation, match="slot"):
+        kernel_model.explore_delaying(recording, random.Random(0), victim)
+
+
+def test_a_missing_signal_is_a_deadlock():
+    recording = recorded(CONFIGS["communication CTA"], 2)
+    (sender,) = [warp for warp in recording.warps if warp.rank == 1 and any(op[0] == "signal" for op in warp.ops)]
+    sender.ops = [op for op in sender.ops if op[0] != "signal"]
+    with pytest.raises(kernel_model.Deadlock):
+        kernel_model.explore_randomly(recording, random.Random(0))
+
+
+# The smallest cases, in every order in which copies complete and signals arrive.
+
+
+@pytest.mark.parametrize(
+    ("form", "k"),
+    [("in-tile", 128), ("communication CTA", 64), pytest.param("communication CTA", 128, marks=pytest.mark.slow)],
+)
+def test_every_order_of_arrival_of_the_smallest_case(form, k):
+    config = SENDING[form]
+    recording = recorded(config, 2, m_shard=64, k=k, n_shard=64, num_sms=1 + config.num_comm_ctas)
+    num_states = kernel_model.explore_orders_of_arrival(recording, limit=300_000)
+    assert num_states > 100
+    print(num_states)

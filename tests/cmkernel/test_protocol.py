@@ -1,0 +1,119 @@
+"""The integers of ``mosaic_gpu``: every tile, piece and counter has one owner, and no late signal crosses a step."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cmkernel import ring
+from cmkernel.config import KernelConfig, MatmulDimension
+from cmkernel.protocol import make_protocol
+
+configs = st.builds(
+    KernelConfig,
+    tile_m=st.just(64),
+    tile_n=st.sampled_from([64, 128]),
+    wg_dimension=st.sampled_from(MatmulDimension),
+    tile_k=st.sampled_from([32, 64]),
+    grid_tile_width=st.integers(1, 5),
+    num_chunks=st.integers(1, 6),
+    num_comm_ctas=st.integers(0, 3),
+)
+protocols = st.builds(
+    make_protocol,
+    configs,
+    num_ranks=st.integers(1, 8),
+    m_shard=st.integers(1, 900),
+    k=st.integers(1, 900),
+    n_shard=st.integers(1, 900),
+    num_sms=st.integers(4, 9),
+)
+
+
+def local_tiles(protocol, num_steps):
+    """Of each compute CTA, in its order."""
+    return [
+        [protocol.tile(cta, i) for i in range(protocol.num_local_tiles(cta, num_steps))]
+        for cta in range(protocol.num_compute_ctas)
+    ]
+
+
+def local_jobs(protocol):
+    return [
+        [protocol.job(cta, i) for i in range(protocol.num_local_jobs(cta))] for cta in range(protocol.num_comm_ctas)
+    ]
+
+
+@given(protocols)
+@settings(max_examples=60, deadline=None)
+def test_every_output_tile_is_computed_once_and_steps_come_in_order(protocol):
+    tiles = local_tiles(protocol, protocol.num_ranks)
+    sizes = (protocol.num_ranks, protocol.num_m_tiles, protocol.num_n_tiles)
+    assert sorted(itertools.chain(*tiles)) == list(itertools.product(*map(range, sizes)))
+    for mine in tiles:
+        steps = [step for step, _, _ in mine]
+        assert steps == sorted(steps)
+    # The first steps' tiles are those that come first.
+    for mine, first in zip(tiles, local_tiles(protocol, 1), strict=True):
+        assert first == [tile for tile in mine if tile[0] == 0]
+
+
+@given(protocols)
+@settings(max_examples=60, deadline=None)
+def test_every_piece_is_sent_once_before_the_last_step(protocol):
+    sizes = (ring.num_scratch_slots(protocol.num_ranks), protocol.num_m_tiles, protocol.num_chunks)
+    pieces = list(itertools.product(*map(range, sizes)))
+    assert protocol.num_counters == len(pieces)
+    if protocol.num_comm_ctas:
+        assert sorted(itertools.chain(*local_jobs(protocol))) == pieces
+    elif protocol.num_ranks > 1:
+        tiles = itertools.chain(*local_tiles(protocol, protocol.num_ranks))
+        senders = sorted((step, m_idx) for step, m_idx, n_idx in tiles if protocol.sends_tile(step, m_idx, n_idx))
+        assert senders == list(itertools.product(*map(range, sizes[:2])))
+
+
+@given(protocols)
+@settings(max_examples=60, deadline=None)
+def test_every_piece_has_a_counter_of_its_own(protocol):
+    sizes = (ring.num_scratch_slots(protocol.num_ranks), protocol.num_m_tiles, protocol.num_chunks)
+    counters = [protocol.counter(*piece) for piece in itertools.product(*map(range, sizes))]
+    assert counters == list(range(protocol.num_counters))
+
+
+@given(protocols)
+@settings(max_examples=60, deadline=None)
+def test_chunks_cover_the_k_steps(protocol):
+    covered = [
+        k_idx
+        for chunk in range(protocol.num_chunks)
+        for k_idx in range(chunk * protocol.chunk_k_steps, protocol.chunk_end(chunk))
+    ]
+    assert covered == list(range(protocol.num_k_steps))
+
+
+@given(protocols)
+@settings(max_examples=60, deadline=None)
+def test_a_late_signal_stays_in_its_step_and_none_is_lost(protocol):
+    for cta, jobs in enumerate(local_jobs(protocol)):
+        for i, job in enumerate(jobs):
+            if protocol.may_signal_late(cta, i):
+                assert jobs[i + 1][0] == job[0]
+
+
+def test_traced_integers_give_the_same():
+    config = KernelConfig(tile_m=64, tile_n=64, grid_tile_width=2, num_chunks=3)
+    protocol = make_protocol(config, num_ranks=3, m_shard=600, k=640, n_shard=200, num_sms=9)
+    compute = [(cta, i) for cta in range(5) for i in range(protocol.num_local_tiles(cta, 3))]
+    comm = [(cta, i) for cta in range(4) for i in range(protocol.num_local_jobs(cta))]
+    for function, pairs in ((protocol.tile, compute), (protocol.job, comm)):
+        traced = jax.jit(jax.vmap(function))(*jnp.array(pairs, jnp.int32).T)
+        assert list(zip(*(column.tolist() for column in traced), strict=True)) == [function(*pair) for pair in pairs]
+
+
+def test_a_cta_must_be_left_to_compute():
+    with pytest.raises(ValueError, match="num_comm_ctas=4 must be less than num_sms=4"):
+        make_protocol(KernelConfig(), num_ranks=2, m_shard=64, k=64, n_shard=64, num_sms=4)
+    assert make_protocol(KernelConfig(), num_ranks=1, m_shard=64, k=64, n_shard=64, num_sms=4).num_compute_ctas == 4
