@@ -61,6 +61,16 @@ def ring_all_gather_matmul(
       ValueError: the operands don't fit each other, or no CTA is left to compute.
       NotImplementedError: operands of another dtype, or ``num_sms`` left out where no GPU tells it.
     """
+    return _launch(lhs, rhs, None, 0, axis_name=axis_name, config=config, num_sms=num_sms)[0]
+
+
+def ring_all_gather_matmul_with_received(
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, config: KernelConfig, num_sms: int | None = None
+) -> tuple[jax.Array, jax.Array | None]:
+    """The same and the shards that the ring has delivered, ``[D - 1, m_shard, k]``: those of the following ranks.
+
+    They are complete when the call ends, as every rank multiplies every piece. ``None``: D = 1.
+    """
     return _launch(lhs, rhs, None, 0, axis_name=axis_name, config=config, num_sms=num_sms)
 
 
@@ -80,7 +90,7 @@ def gathered_matmul(
     the ring would have delivered them (``None``: D = 1, a plain matmul), rhs ``[k, n_shard]``; result
     ``[D * m_shard, n_shard]``. ``interpret`` is that of ``plgpu.kernel``; the rest as for ``ring_all_gather_matmul``.
     """
-    return _launch(lhs, rhs, received, rank, axis_name=None, config=config, num_sms=num_sms, interpret=interpret)
+    return _launch(lhs, rhs, received, rank, axis_name=None, config=config, num_sms=num_sms, interpret=interpret)[0]
 
 
 def _validate(lhs: jax.Array, rhs: jax.Array) -> None:
@@ -505,9 +515,9 @@ def _launch(
     config: KernelConfig,
     num_sms: int | None,
     interpret: Any = None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array | None]:
     _validate(lhs, rhs)
-    num_rows, num_columns = lhs.shape[0], rhs.shape[1]
+    (num_rows, depth), num_columns = lhs.shape, rhs.shape[1]
     # TMA counts in tiles of the swizzle, so that is how finely it tells inside from outside.
     lhs, rhs = _padded(lhs, 8, config.swizzle_elems), _padded(rhs, config.swizzle_elems, config.swizzle_elems)
     received = None if received is None else _padded(received, 8, config.swizzle_elems)
@@ -552,7 +562,7 @@ def _launch(
         # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.move)
 
-    out = plgpu.kernel(
+    results = plgpu.kernel(
         ring_all_gather_matmul_kernel,
         out_type=out_type,
         scratch_types=_smem_types(config, protocol, communicates, lhs.dtype),
@@ -566,5 +576,6 @@ def _launch(
             unsafe_no_auto_barriers=True,
         ),
         interpret=interpret,
-    )(*operands)[0]
-    return out[:, :num_rows, :num_columns].reshape(num_ranks * num_rows, num_columns)
+    )(*operands)
+    out = results[0][:, :num_rows, :num_columns].reshape(num_ranks * num_rows, num_columns)
+    return out, results[1][:, :num_rows, :depth] if communicates else None
