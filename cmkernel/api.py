@@ -6,8 +6,10 @@ import dataclasses
 import functools
 import logging
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -16,7 +18,6 @@ from cmkernel.config import CONFIG_TYPES, KernelConfig, SimpleKernelConfig, vali
 from cmkernel.tuning import heuristic_config, simple_heuristic_config
 
 if TYPE_CHECKING:
-    import jax
     from jaxtyping import Array, Float
 
 Implementation = Literal["auto", "mosaic_gpu", "mosaic_gpu_simple", "ppermute", "xla"]
@@ -57,8 +58,8 @@ def all_gather_matmul(
     above 1 costs one copy of the result, and one of its cotangent in the backward pass.
 
     Differentiable in reverse mode, with one backward pass for all implementations: ``cmkernel.gradient``. It computes
-    ``d_lhs`` by a matmul and a reduce-scatter in float32, and ``d_rhs`` from the gathered lhs. Inside ``jax.lax.scan``
-    or ``fori_loop`` over stacked weights see ``cmkernel.mosaic_gpu`` for what XLA must be told.
+    ``d_lhs`` by a matmul and a reduce-scatter in float32, and ``d_rhs`` from the gathered lhs. Not for ``jax.jvp``, and
+    with the ``mosaic_gpu`` kernels not for ``jax.vmap``: both raise.
 
     Args:
       lhs: This rank's rows of the left operand.
@@ -133,16 +134,37 @@ def _passes(choice: Choice, axis_name: str) -> tuple[gradient.Multiply, gradient
             functools.partial(xla.all_gather_then_dot, axis_name=axis_name),
             functools.partial(xla.all_gather_then_dot_with_lhs, axis_name=axis_name),
         )
+    options: dict[str, Any] = {"axis_name": axis_name}
+    if choice.config is not None:
+        options["config"] = choice.config
     module: Any = {"mosaic_gpu": mosaic_gpu, "mosaic_gpu_simple": mosaic_gpu_simple, "ppermute": ppermute}[
         choice.implementation
     ]
-    options = {"axis_name": axis_name} if choice.config is None else {"axis_name": axis_name, "config": choice.config}
+
+    def multiply(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return module.ring_all_gather_matmul(lhs, rhs, **options)
 
     def multiply_and_gather(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
         out, received = module.ring_all_gather_matmul_with_received(lhs, rhs, **options)
         return out, gradient.in_rank_order(lhs, received, axis_name=axis_name)
 
-    return functools.partial(module.ring_all_gather_matmul, **options), multiply_and_gather
+    if choice.config is None:
+        return multiply, multiply_and_gather
+    return _not_batched(multiply), _not_batched(multiply_and_gather)
+
+
+def _not_batched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, refused under ``jax.vmap``: its kernel counts arrivals once a call, not once a batch element."""
+    refused = jax.custom_batching.custom_vmap(function)
+
+    @refused.def_vmap
+    def _refuse(axis_size: int, *_: Any) -> Any:
+        raise NotImplementedError(
+            f"jax.vmap of {axis_size=} over the kernel isn't supported; pass lhs as [batch, m_shard, k], or use "
+            'implementation="ppermute"'
+        )
+
+    return refused
 
 
 def _validate_operands(lhs: jax.Array, rhs: jax.Array) -> None:

@@ -8,6 +8,12 @@ shard, only for the piece that it loads next; and the multiplying warps neither 
 Warps of a CTA: two warpgroups multiply and store results. The third has one warp that loads, one that sends, and one
 that polls arrival counters ahead of the loads (``wait_ahead``). In a communication CTA the first two of those use the
 slots of the rhs to pass the shard on, and the rest is idle.
+
+Optimization barriers stand around a call that communicates. XLA would otherwise wrap a kernel together with a slice of
+which it reads or writes, say of weights stacked for ``lax.scan``, into one dynamic-slice fusion, and then fail to put
+its operands and results into symmetric memory ("window registration", xla#47461). Each array needs a barrier of its
+own: one around several is a tuple, which that pass may see through. The slice is thus a copy of its own, as it is with
+the other known way round, ``--xla_gpu_enable_dynamic_slice_fusion=false``.
 """
 
 from __future__ import annotations
@@ -539,6 +545,7 @@ def _launch(
     out_type = [jax.ShapeDtypeStruct((num_ranks, m_shard, n_shard), lhs.dtype)]
     operands = [lhs, rhs]
     if communicates:
+        operands = [lax.optimization_barrier(operand) for operand in operands]
         # An output rather than scratch memory: only operands and results have an address on the other ranks.
         out_type.append(jax.ShapeDtypeStruct((ring.num_scratch_slots(num_ranks), m_shard, k), lhs.dtype))
     elif received is not None:
@@ -577,5 +584,7 @@ def _launch(
         ),
         interpret=interpret,
     )(*operands)
+    if communicates:
+        results = [lax.optimization_barrier(result) for result in results]
     out = results[0][:, :num_rows, :num_columns].reshape(num_ranks * num_rows, num_columns)
     return out, results[1][:, :num_rows, :depth] if communicates else None

@@ -299,6 +299,10 @@ def _launch(
         # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.load)
 
+    operands = [lhs, rhs]
+    if num_ranks > 1:
+        # Keep slices around the call out of it: see `mosaic_gpu`.
+        operands = [lax.optimization_barrier(operand) for operand in operands]
     results = plgpu.kernel(
         ring_all_gather_matmul_kernel,
         out_type=out_type,
@@ -309,5 +313,8 @@ def _launch(
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
-    )(lhs, rhs)
-    return results[0], results[1] if num_ranks > 1 else None
+    )(*operands)
+    if num_ranks == 1:
+        return results[0], None
+    out, received = (lax.optimization_barrier(result) for result in results)
+    return out, received
