@@ -74,8 +74,8 @@ def all_gather_matmul(
       save_gathered_lhs: Where the gradient takes the gathered lhs from. ``False`` keeps lhs and gathers it again in the
         backward pass: one more all-gather, which may overlap with the multiply for ``d_lhs``. ``True`` keeps the
         gathered lhs, ``axis_size`` times the memory. No implementation communicates more for it: ``xla`` has it anyway,
-        the rings copy it once, from the shards that they received. Under ``jax.checkpoint`` the forward pass runs again
-        and gathers again, so that there only ``False`` makes sense.
+        the rings copy it once, from the shards that they received. Under ``jax.checkpoint`` what is kept comes from the
+        repeated forward pass and lives no longer than that layer's backward pass, so ``True`` is cheap there.
 
     Raises:
       ValueError: The operands or ``config`` break a rule; the message names the value and the rule.

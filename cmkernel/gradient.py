@@ -28,7 +28,8 @@ def differentiable(
 
     Per rank, for the cotangent ``dout`` ``[axis_size * m_shard, n_shard]``: ``d_lhs = ReduceScatter(dout @ rhs^T)``
     ``[m_shard, k]`` and ``d_rhs = AllGather(lhs)^T @ dout`` ``[k, n_shard]``. Both sum in float32, over the ranks too,
-    and round once to the operand's dtype. Reverse mode only: jax refuses ``jvp`` with a ``TypeError``.
+    and round once to the operand's dtype; so the reduce-scatter moves float32, twice the bytes of half-precision
+    operands. Reverse mode only: jax refuses ``jvp`` with a ``TypeError``.
 
     Args:
       multiply: The forward pass, which jax need not be able to differentiate.

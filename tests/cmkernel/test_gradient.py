@@ -172,7 +172,7 @@ def expectations(dtype, num_ranks):
         (jnp.float32, 4, "ppermute", True, False),
         (jnp.float32, 4, "xla", True, False),
         (jnp.float32, 4, "auto", False, True),
-        (jnp.float32, 1, "ppermute", True, True),
+        (jnp.float32, 1, "ppermute", True, False),
         (jnp.bfloat16, 4, "ppermute", True, True),
         (jnp.bfloat16, 4, "xla", False, True),
         (jnp.float16, 4, "ppermute", False, True),
