@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-from typing import TYPE_CHECKING, Literal, get_args
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cmkernel import hardware, mosaic_gpu, mosaic_gpu_simple, ppermute, xla
+from cmkernel import gradient, hardware, mosaic_gpu, mosaic_gpu_simple, ppermute, xla
 from cmkernel.config import CONFIG_TYPES, KernelConfig, SimpleKernelConfig, validate_shape
 from cmkernel.tuning import heuristic_config, simple_heuristic_config
 
 if TYPE_CHECKING:
-    import jax
     from jaxtyping import Array, Float
 
 Implementation = Literal["auto", "mosaic_gpu", "mosaic_gpu_simple", "ppermute", "xla"]
@@ -36,18 +39,27 @@ class Choice:
 
 
 def all_gather_matmul(
-    lhs: Float[Array, "m_shard k"],
+    lhs: Float[Array, "*batch m_shard k"],
     rhs: Float[Array, "k n_shard"],
     *,
     axis_name: str,
     implementation: Implementation = "auto",
     config: KernelConfig | SimpleKernelConfig | None = None,
-) -> Float[Array, "m n_shard"]:
-    """``all_gather(lhs, axis=0) @ rhs`` over mesh axis ``axis_name``, for use inside ``jax.shard_map``.
+    save_gathered_lhs: bool = False,
+) -> Float[Array, "*batch m n_shard"]:
+    """``all_gather(lhs, axis=-2) @ rhs`` over mesh axis ``axis_name``, for use inside ``jax.shard_map``.
 
     Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]``, both f16, bf16 or f32 (f32 not with the ``mosaic_gpu``
     kernels); result ``[axis_size * m_shard, n_shard]`` in their dtype, accumulated in float32. Rows
     ``[i * m_shard, (i + 1) * m_shard)`` come from rank ``i``. ``jax.shard_map`` needs ``check_vma=False``.
+
+    With a batch, lhs ``[batch, m_shard, k]`` gives ``[batch, axis_size * m_shard, n_shard]``, with the same order of
+    rows in each element. It is one multiply of ``batch * m_shard`` rows. Its result comes out rank by rank, so a batch
+    above 1 costs one copy of the result, and one of its cotangent in the backward pass.
+
+    Differentiable in reverse mode, with one backward pass for all implementations: ``cmkernel.gradient``. It computes
+    ``d_lhs`` by a matmul and a reduce-scatter in float32, and ``d_rhs`` from the gathered lhs. Not for ``jax.jvp``, and
+    with the ``mosaic_gpu`` kernels not for ``jax.vmap``: both raise.
 
     Args:
       lhs: This rank's rows of the left operand.
@@ -59,19 +71,26 @@ def all_gather_matmul(
         ``mosaic_gpu`` where it can run, else ``ppermute``, and logs why.
       config: ``KernelConfig`` of ``mosaic_gpu``, ``SimpleKernelConfig`` of ``mosaic_gpu_simple``; by default chosen
         from the shape.
+      save_gathered_lhs: Where the gradient takes the gathered lhs from. ``False`` keeps lhs and gathers it again in the
+        backward pass: one more all-gather, which may overlap with the multiply for ``d_lhs``. ``True`` keeps the
+        gathered lhs, ``axis_size`` times the memory. No implementation communicates more for it: ``xla`` has it anyway,
+        the rings copy it once, from the shards that they received. Under ``jax.checkpoint`` what is kept comes from the
+        repeated forward pass and lives no longer than that layer's backward pass, so ``True`` is cheap there.
 
     Raises:
       ValueError: The operands or ``config`` break a rule; the message names the value and the rule.
       NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh.
     """
     choice = choose_implementation(lhs, rhs, axis_name=axis_name, implementation=implementation, config=config)
-    if isinstance(choice.config, SimpleKernelConfig):
-        return mosaic_gpu_simple.ring_all_gather_matmul(lhs, rhs, axis_name=axis_name, config=choice.config)
-    if choice.config is not None:
-        return mosaic_gpu.ring_all_gather_matmul(lhs, rhs, axis_name=axis_name, config=choice.config)
-    if choice.implementation == "ppermute":
-        return ppermute.ring_all_gather_matmul(lhs, rhs, axis_name=axis_name)
-    return xla.all_gather_then_dot(lhs, rhs, axis_name=axis_name)
+    multiply, multiply_and_gather = _passes(choice, axis_name)
+    product = gradient.differentiable(
+        multiply, multiply_and_gather, axis_name=axis_name, save_gathered_lhs=save_gathered_lhs
+    )
+    *batch, m_shard, k = lhs.shape
+    out = product(lhs.reshape(-1, k), rhs)
+    # [axis_size, *batch, m_shard, n_shard] -> [*batch, axis_size, m_shard, n_shard]
+    by_rank = out.reshape(-1, *batch, m_shard, rhs.shape[1])
+    return jnp.moveaxis(by_rank, 0, -3).reshape(*batch, -1, rhs.shape[1])
 
 
 def choose_implementation(
@@ -82,7 +101,7 @@ def choose_implementation(
     implementation: Implementation = "auto",
     config: KernelConfig | SimpleKernelConfig | None = None,
 ) -> Choice:
-    """What ``all_gather_matmul`` runs for the same arguments; raises what it raises. Call it in the same context."""
+    """What ``all_gather_matmul`` runs for the same operands; raises what it raises. Call it in the same context."""
     _validate_operands(lhs, rhs)
     if implementation not in get_args(Implementation):
         raise ValueError(f"{implementation=} must be one of {', '.join(get_args(Implementation))}")
@@ -95,7 +114,7 @@ def choose_implementation(
         expected = CONFIG_TYPES[kernel].__name__
         raise ValueError(f"config is a {type(config).__name__}, but {implementation=} takes a {expected}")
     if isinstance(config, SimpleKernelConfig):
-        validate_shape(config, m_shard=lhs.shape[0], k=lhs.shape[1], n_shard=rhs.shape[1])
+        validate_shape(config, m_shard=math.prod(lhs.shape[:-1]), k=lhs.shape[-1], n_shard=rhs.shape[1])
     if (reason := _refusal(lhs, axis_name)) is None:
         return Choice(
             kernel,
@@ -108,10 +127,50 @@ def choose_implementation(
     return Choice("ppermute", None, f"mosaic_gpu can't run here: {reason}")
 
 
+def _passes(choice: Choice, axis_name: str) -> tuple[gradient.Multiply, gradient.MultiplyAndGather]:
+    """The forward pass of ``choice``, without and with the gathered lhs as a second result."""
+    if choice.implementation == "xla":
+        return (
+            functools.partial(xla.all_gather_then_dot, axis_name=axis_name),
+            functools.partial(xla.all_gather_then_dot_with_lhs, axis_name=axis_name),
+        )
+    options: dict[str, Any] = {"axis_name": axis_name}
+    if choice.config is not None:
+        options["config"] = choice.config
+    module: Any = {"mosaic_gpu": mosaic_gpu, "mosaic_gpu_simple": mosaic_gpu_simple, "ppermute": ppermute}[
+        choice.implementation
+    ]
+
+    def multiply(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return module.ring_all_gather_matmul(lhs, rhs, **options)
+
+    def multiply_and_gather(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out, received = module.ring_all_gather_matmul_with_received(lhs, rhs, **options)
+        return out, gradient.in_rank_order(lhs, received, axis_name=axis_name)
+
+    if choice.config is None:
+        return multiply, multiply_and_gather
+    return _not_batched(multiply), _not_batched(multiply_and_gather)
+
+
+def _not_batched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, refused under ``jax.vmap``: its kernel counts arrivals once a call, not once a batch element."""
+    refused = jax.custom_batching.custom_vmap(function)
+
+    @refused.def_vmap
+    def _refuse(axis_size: int, *_: Any) -> Any:
+        raise NotImplementedError(
+            f"jax.vmap of {axis_size=} over the kernel isn't supported; pass lhs as [batch, m_shard, k], or use "
+            'implementation="ppermute"'
+        )
+
+    return refused
+
+
 def _validate_operands(lhs: jax.Array, rhs: jax.Array) -> None:
-    if lhs.ndim != 2 or rhs.ndim != 2:
-        raise ValueError(f"{lhs.shape=} and {rhs.shape=} must be matrices: [m_shard, k] and [k, n_shard]")
-    if lhs.shape[1] != rhs.shape[0]:
+    if lhs.ndim not in (2, 3) or rhs.ndim != 2:
+        raise ValueError(f"{lhs.shape=} and {rhs.shape=} must be [m_shard, k] or [batch, m_shard, k], and [k, n_shard]")
+    if lhs.shape[-1] != rhs.shape[0]:
         raise ValueError(f"{lhs.shape=} and {rhs.shape=} must agree in k, the columns of lhs and rows of rhs")
     if 0 in (*lhs.shape, *rhs.shape):
         raise ValueError(f"{lhs.shape=} and {rhs.shape=} must have no empty dimension")
@@ -134,7 +193,7 @@ def _heuristic_config(
     kernel: Implementation, lhs: jax.Array, rhs: jax.Array, axis_name: str
 ) -> KernelConfig | SimpleKernelConfig:
     """The tiles that the shape gets; ``ValueError`` where ``mosaic_gpu_simple`` has none that divide it."""
-    (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
+    m_shard, k, n_shard = math.prod(lhs.shape[:-1]), lhs.shape[-1], rhs.shape[1]
     if kernel == "mosaic_gpu_simple":
         return simple_heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard)
     num_ranks, num_sms = lax.axis_size(axis_name), hardware.num_sms()

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     import jax
 
 
-def dot(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """``lhs @ rhs`` with float32 accumulation, rounded once to the operands' dtype.
+def dot(lhs: jax.Array, rhs: jax.Array, *, out_dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
+    """``lhs @ rhs`` with float32 accumulation, rounded once to ``out_dtype``, by default that of the operands.
 
     lhs ``[m, k]``, rhs ``[k, n]`` -> ``[m, n]``.
     """
     # f32 operands must not be rounded to TF32, which is XLA's default on GPUs.
     precision = lax.Precision.HIGHEST if lhs.dtype == jnp.float32 else None
-    return jnp.dot(lhs, rhs, precision=precision, preferred_element_type=jnp.float32).astype(lhs.dtype)
+    return jnp.dot(lhs, rhs, precision=precision, preferred_element_type=jnp.float32).astype(out_dtype or lhs.dtype)

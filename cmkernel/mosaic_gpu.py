@@ -8,6 +8,12 @@ shard, only for the piece that it loads next; and the multiplying warps neither 
 Warps of a CTA: two warpgroups multiply and store results. The third has one warp that loads, one that sends, and one
 that polls arrival counters ahead of the loads (``wait_ahead``). In a communication CTA the first two of those use the
 slots of the rhs to pass the shard on, and the rest is idle.
+
+Optimization barriers stand around a call that communicates. XLA would otherwise wrap a kernel together with a slice of
+which it reads or writes, say of weights stacked for ``lax.scan``, into one dynamic-slice fusion, and then fail to put
+its operands and results into symmetric memory ("window registration", xla#47461). Each array needs a barrier of its
+own: one around several is a tuple, which that pass may see through. The slice is thus a copy of its own, as it is with
+the other known way round, ``--xla_gpu_enable_dynamic_slice_fusion=false``.
 """
 
 from __future__ import annotations
@@ -62,6 +68,16 @@ def ring_all_gather_matmul(
       ValueError: the operands don't fit each other, or no CTA is left to compute.
       NotImplementedError: operands of another dtype, or ``num_sms`` left out where no GPU tells it.
     """
+    return _launch(lhs, rhs, None, 0, axis_name=axis_name, config=config, num_sms=num_sms)[0]
+
+
+def ring_all_gather_matmul_with_received(
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, config: KernelConfig, num_sms: int | None = None
+) -> tuple[jax.Array, jax.Array | None]:
+    """The same and the shards that the ring has delivered, ``[D - 1, m_shard, k]``: those of the following ranks.
+
+    They are complete when the call ends, as every rank multiplies every piece. ``None``: D = 1.
+    """
     return _launch(lhs, rhs, None, 0, axis_name=axis_name, config=config, num_sms=num_sms)
 
 
@@ -81,7 +97,7 @@ def gathered_matmul(
     the ring would have delivered them (``None``: D = 1, a plain matmul), rhs ``[k, n_shard]``; result
     ``[D * m_shard, n_shard]``. ``interpret`` is that of ``plgpu.kernel``; the rest as for ``ring_all_gather_matmul``.
     """
-    return _launch(lhs, rhs, received, rank, axis_name=None, config=config, num_sms=num_sms, interpret=interpret)
+    return _launch(lhs, rhs, received, rank, axis_name=None, config=config, num_sms=num_sms, interpret=interpret)[0]
 
 
 def _validate(lhs: jax.Array, rhs: jax.Array) -> None:
@@ -521,9 +537,9 @@ def _launch(
     config: KernelConfig,
     num_sms: int | None,
     interpret: Any = None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array | None]:
     _validate(lhs, rhs)
-    num_rows, num_columns = lhs.shape[0], rhs.shape[1]
+    (num_rows, depth), num_columns = lhs.shape, rhs.shape[1]
     # TMA counts in tiles of the swizzle, so that is how finely it tells inside from outside.
     lhs, rhs = _padded(lhs, 8, config.swizzle_elems), _padded(rhs, config.swizzle_elems, config.swizzle_elems)
     received = None if received is None else _padded(received, 8, config.swizzle_elems)
@@ -545,6 +561,7 @@ def _launch(
     out_type = [jax.ShapeDtypeStruct((num_ranks, m_shard, _num_result_columns(config, n_shard)), lhs.dtype)]
     operands = [lhs, rhs]
     if communicates:
+        operands = [lax.optimization_barrier(operand) for operand in operands]
         # An output rather than scratch memory: only operands and results have an address on the other ranks.
         out_type.append(jax.ShapeDtypeStruct((ring.num_scratch_slots(num_ranks), m_shard, k), lhs.dtype))
     elif received is not None:
@@ -568,7 +585,7 @@ def _launch(
         # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.move)
 
-    out = plgpu.kernel(
+    results = plgpu.kernel(
         ring_all_gather_matmul_kernel,
         out_type=out_type,
         scratch_types=_smem_types(config, protocol, communicates, lhs.dtype),
@@ -582,5 +599,8 @@ def _launch(
             unsafe_no_auto_barriers=True,
         ),
         interpret=interpret,
-    )(*operands)[0]
-    return out[:, :num_rows, :num_columns].reshape(num_ranks * num_rows, num_columns)
+    )(*operands)
+    if communicates:
+        results = [lax.optimization_barrier(result) for result in results]
+    out = results[0][:, :num_rows, :num_columns].reshape(num_ranks * num_rows, num_columns)
+    return out, results[1][:, :num_rows, :depth] if communicates else None

@@ -45,6 +45,16 @@ def ring_all_gather_matmul(
       ValueError: the operands don't fit each other, or the tiles of ``config`` don't divide them.
       NotImplementedError: operands of another dtype, or ``num_sms`` left out where no GPU tells it.
     """
+    return _launch(lhs, rhs, axis_name, config, num_sms, interpret=None)[0]
+
+
+def ring_all_gather_matmul_with_received(
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, config: SimpleKernelConfig, num_sms: int | None = None
+) -> tuple[jax.Array, jax.Array | None]:
+    """The same and the shards that the ring has delivered, ``[D - 1, m_shard, k]``: those of the following ranks.
+
+    They are complete when the call ends, as every rank multiplies all of them. ``None``: D = 1.
+    """
     return _launch(lhs, rhs, axis_name, config, num_sms, interpret=None)
 
 
@@ -55,7 +65,7 @@ def local_matmul(
 
     ``interpret`` is that of ``plgpu.kernel``; the rest, and what is raised, as for ``ring_all_gather_matmul``.
     """
-    return _launch(lhs, rhs, None, config, num_sms, interpret)
+    return _launch(lhs, rhs, None, config, num_sms, interpret)[0]
 
 
 def _validate(lhs: jax.Array, rhs: jax.Array, config: SimpleKernelConfig) -> None:
@@ -257,7 +267,7 @@ def _launch(
     config: SimpleKernelConfig,
     num_sms: int | None,
     interpret: Any,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array | None]:
     _validate(lhs, rhs, config)
     num_ranks = 1 if axis_name is None else lax.axis_size(axis_name)
     (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
@@ -289,7 +299,11 @@ def _launch(
         # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.load)
 
-    return plgpu.kernel(
+    operands = [lhs, rhs]
+    if num_ranks > 1:
+        # Keep slices around the call out of it: see `mosaic_gpu`.
+        operands = [lax.optimization_barrier(operand) for operand in operands]
+    results = plgpu.kernel(
         ring_all_gather_matmul_kernel,
         out_type=out_type,
         scratch_types=_smem_types(config, lhs.dtype),
@@ -299,4 +313,8 @@ def _launch(
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
-    )(lhs, rhs)[0]
+    )(*operands)
+    if num_ranks == 1:
+        return results[0], None
+    out, received = (lax.optimization_barrier(result) for result in results)
+    return out, received

@@ -17,7 +17,13 @@ def all_gather_then_dot(lhs: jax.Array, rhs: jax.Array, *, axis_name: str) -> ja
 
     Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]``.
     """
-    return dot(lax.all_gather(lhs, axis_name, axis=0, tiled=True), rhs)
+    return all_gather_then_dot_with_lhs(lhs, rhs, axis_name=axis_name)[0]
+
+
+def all_gather_then_dot_with_lhs(lhs: jax.Array, rhs: jax.Array, *, axis_name: str) -> tuple[jax.Array, jax.Array]:
+    """The same and the gathered lhs ``[axis_size * m_shard, k]``, which is there anyway."""
+    gathered_lhs = lax.all_gather(lhs, axis_name, axis=0, tiled=True)
+    return dot(gathered_lhs, rhs), gathered_lhs
 
 
 def local(gathered_lhs: jax.Array, rhs: jax.Array) -> jax.Array:

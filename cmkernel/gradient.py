@@ -1,0 +1,72 @@
+"""The gradient that all implementations share, and the gathered lhs that it may keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cmkernel.dot import dot
+
+if TYPE_CHECKING:
+    # What a pass keeps for the next: the gathered lhs or, to be gathered again, the shard; and rhs.
+    Residuals = tuple[jax.Array, jax.Array]
+
+Multiply = Callable[[jax.Array, jax.Array], jax.Array]
+"""``(lhs, rhs) -> AllGather(lhs) @ rhs``, as an implementation computes it."""
+MultiplyAndGather = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""The same, and ``AllGather(lhs)``."""
+
+
+def differentiable(
+    multiply: Multiply, multiply_and_gather: MultiplyAndGather, *, axis_name: str, save_gathered_lhs: bool
+) -> Multiply:
+    """``multiply`` with a gradient, for use inside ``jax.shard_map``.
+
+    Per rank, for the cotangent ``dout`` ``[axis_size * m_shard, n_shard]``: ``d_lhs = ReduceScatter(dout @ rhs^T)``
+    ``[m_shard, k]`` and ``d_rhs = AllGather(lhs)^T @ dout`` ``[k, n_shard]``. Both sum in float32, over the ranks too,
+    and round once to the operand's dtype; so the reduce-scatter moves float32, twice the bytes of half-precision
+    operands. Reverse mode only: jax refuses ``jvp`` with a ``TypeError``.
+
+    Args:
+      multiply: The forward pass, which jax need not be able to differentiate.
+      multiply_and_gather: The forward pass of ``save_gathered_lhs``.
+      axis_name: Mesh axis that the rows of lhs are sharded over.
+      save_gathered_lhs: Keep ``AllGather(lhs)`` for the backward pass rather than gather lhs again there.
+    """
+
+    @jax.custom_vjp
+    def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return multiply(lhs, rhs)
+
+    def forward(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, Residuals]:
+        if not save_gathered_lhs:
+            return multiply(lhs, rhs), (lhs, rhs)
+        out, gathered_lhs = multiply_and_gather(lhs, rhs)
+        return out, (gathered_lhs, rhs)
+
+    def backward(residuals: Residuals, d_out: jax.Array) -> tuple[jax.Array, jax.Array]:
+        lhs, rhs = residuals
+        # First, as nothing below it waits for it but the last multiply.
+        gathered_lhs = lhs if save_gathered_lhs else lax.all_gather(lhs, axis_name, axis=0, tiled=True)
+        d_gathered_lhs = dot(d_out, rhs.T, out_dtype=jnp.float32)
+        d_lhs = lax.psum_scatter(d_gathered_lhs, axis_name, scatter_dimension=0, tiled=True).astype(lhs.dtype)
+        return d_lhs, dot(gathered_lhs.T, d_out)
+
+    product.defvjp(forward, backward)
+    return product
+
+
+def in_rank_order(lhs: jax.Array, received: jax.Array | None, *, axis_name: str) -> jax.Array:
+    """``AllGather(lhs)`` from what a ring leaves behind, at the cost of copying it once.
+
+    lhs ``[m_shard, k]``; received ``[axis_size - 1, m_shard, k]`` holds the shards of the following ranks in their
+    order, as ``ring.source_shard`` numbers them (``None``: a single rank); result ``[axis_size * m_shard, k]``.
+    """
+    if received is None:
+        return lhs
+    from_this_rank_on = jnp.concatenate([lhs, received.reshape(-1, lhs.shape[1])])
+    return jnp.roll(from_this_rank_on, lax.axis_index(axis_name) * lhs.shape[0], axis=0)

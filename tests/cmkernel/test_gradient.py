@@ -1,0 +1,307 @@
+"""Gradients and batches: by themselves, exactly, and in a tensor-parallel model. On eight CPU devices."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+import cmkernel
+from cmkernel import gradient, hardware, ppermute, reference, xla
+
+ROWS, COLUMNS = PartitionSpec("x", None), PartitionSpec(None, "x")
+M_SHARD, K, N_SHARD = 6, 40, 10
+DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
+
+
+def on_ranks(function, in_specs, out_specs, *, num_ranks=4):
+    mesh = jax.make_mesh((num_ranks,), ("x",), axis_types=(AxisType.Auto,))
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+
+
+def multiply(**options):
+    return functools.partial(cmkernel.all_gather_matmul, axis_name="x", **options)
+
+
+def integers(seed, shape, dtype=jnp.float32):
+    """Sums of products of these exceed what a half-precision number holds, and are exact in float32."""
+    return jax.random.randint(jax.random.key(seed), shape, -9, 10).astype(dtype)
+
+
+def gradients(function, lhs, rhs, d_out, *, num_ranks):
+    """Gradients of ``sum(function(lhs, rhs) * d_out)``, taken on the ranks."""
+
+    def on_rank(lhs, rhs, d_out):
+        return jax.vjp(function, lhs, rhs)[1](d_out)
+
+    return on_ranks(on_rank, (ROWS, COLUMNS, COLUMNS), (ROWS, COLUMNS), num_ranks=num_ranks)(lhs, rhs, d_out)
+
+
+def num_wrong_gradients(*, num_ranks=4, dtype=jnp.bfloat16, **options):
+    """Elements of d_lhs and of d_rhs that aren't bit for bit the exact gradient, rounded once."""
+    lhs, rhs = integers(0, (num_ranks * M_SHARD, K), dtype), integers(1, (K, num_ranks * N_SHARD), dtype)
+    d_out = integers(2, (num_ranks * M_SHARD, num_ranks * N_SHARD), dtype)
+    d_lhs, d_rhs = gradients(multiply(**options), lhs, rhs, d_out, num_ranks=num_ranks)
+    assert (d_lhs.dtype, d_rhs.dtype) == (dtype, dtype)
+    return int(reference.num_different(d_lhs, d_out, rhs.T)), int(reference.num_different(d_rhs, lhs.T, d_out))
+
+
+@pytest.mark.parametrize("save_gathered_lhs", [False, True])
+@pytest.mark.parametrize("implementation", ["ppermute", "xla"])
+@pytest.mark.parametrize(("num_ranks", "dtype"), [(1, jnp.bfloat16), (3, jnp.bfloat16), *((4, t) for t in DTYPES)])
+def test_gradients_are_exact(num_ranks, dtype, implementation, save_gathered_lhs):
+    found = num_wrong_gradients(
+        num_ranks=num_ranks, dtype=dtype, implementation=implementation, save_gathered_lhs=save_gathered_lhs
+    )
+    assert found == (0, 0)
+
+
+def scatter_to_the_next_rank(x, axis_name, **options):
+    return lax.ppermute(lax.psum_scatter(x, axis_name, **options), axis_name, [(i, (i + 1) % 4) for i in range(4)])
+
+
+def gather_from_the_next_rank_on(x, axis_name, **options):
+    return jnp.roll(lax.all_gather(x, axis_name, **options), M_SHARD, axis=0)
+
+
+def scatter_rounded(x, axis_name, **options):
+    return lax.psum_scatter(x.astype(jnp.bfloat16), axis_name, **options)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wrong", "save_gathered_lhs"),
+    [
+        ("lax", "psum_scatter", scatter_to_the_next_rank, False),
+        ("lax", "psum_scatter", scatter_rounded, False),
+        ("lax", "all_gather", gather_from_the_next_rank_on, False),
+        ("jnp", "roll", lambda x, shift, axis: x, True),
+        ("jnp", "roll", lambda x, shift, axis: jnp.roll(x, -shift, axis), True),
+    ],
+    ids=["scatter order", "two roundings", "gather order", "ring order kept", "ring order reversed"],
+)
+def test_a_wrong_backward_pass_is_found(module, name, wrong, save_gathered_lhs, monkeypatch):
+    original = {"lax": lax, "jnp": jnp}[module]
+    patched = type(original)(original.__name__)
+    patched.__dict__.update({**vars(original), name: wrong})
+    monkeypatch.setattr(gradient, module, patched)
+    found = num_wrong_gradients(implementation="ppermute", save_gathered_lhs=save_gathered_lhs)
+    assert found > (0, 0)
+
+
+# In a model.
+
+
+def gather_then_dot(lhs, rhs):
+    """What ``all_gather_matmul`` replaces, with the gradient that jax derives."""
+    return jnp.dot(lax.all_gather(lhs, "x", axis=0, tiled=True), rhs, precision="highest")
+
+
+def layer(product, x, weights):
+    """A tensor-parallel MLP with a residual: x ``[m_shard, k]``, weights ``[k, n_shard]`` and ``[n_shard, k]``."""
+    up, down = weights
+    hidden = jax.nn.gelu(product(x, up))
+    return x + lax.psum_scatter(jnp.dot(hidden, down, precision="highest"), "x", scatter_dimension=0, tiled=True)
+
+
+def model_operands(dtype, *, num_ranks, num_layers):
+    keys = jax.random.split(jax.random.key(7), 4)
+    rows, columns = num_ranks * M_SHARD, num_ranks * N_SHARD
+    x, target = jax.random.normal(keys[0], (rows, K)), jax.random.normal(keys[1], (rows, K))
+    up = jax.random.normal(keys[2], (num_layers, K, columns)) / K**0.5
+    down = jax.random.normal(keys[3], (num_layers, columns, K)) / columns**0.5
+    return x.astype(dtype), (up.astype(dtype), down.astype(dtype)), target.astype(dtype)
+
+
+def model_gradients(product, operands, *, num_ranks=4, remat=False, scan=True):
+    """Gradients of the loss for x and all weights."""
+    stacked = PartitionSpec(None, None, "x"), PartitionSpec(None, "x", None)
+
+    def loss(x, weights, target):
+        def step(x, layer_weights):
+            return layer(product, x, layer_weights), None
+
+        body = jax.checkpoint(step) if remat else step
+        if scan:
+            x, _ = lax.scan(body, x, weights)
+        else:
+            for i in range(len(weights[0])):
+                x, _ = body(x, jax.tree.map(lambda w, i=i: w[i], weights))
+        return jnp.sum(jnp.square((x - target).astype(jnp.float32)))
+
+    def on_rank(x, weights, target):
+        return jax.grad(loss, (0, 1))(x, weights, target)
+
+    return on_ranks(on_rank, (ROWS, stacked, ROWS), (ROWS, stacked), num_ranks=num_ranks)(*operands)
+
+
+def reference_gradients(operands):
+    """The same in float32 on a single device."""
+
+    def loss(x, weights, target):
+        for up, down in zip(*weights, strict=True):
+            x = x + jnp.dot(jax.nn.gelu(jnp.dot(x, up, precision="highest")), down, precision="highest")
+        return jnp.sum(jnp.square(x - target))
+
+    return jax.grad(loss, (0, 1))(*jax.tree.map(lambda a: a.astype(jnp.float32), operands[:2]), operands[2])
+
+
+def relative_errors(found, expected):
+    def error(a, b):
+        return float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
+
+    return [error(a, b) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)]
+
+
+@functools.cache
+def expectations(dtype, num_ranks):
+    """The operands, their float32 gradients, and how far off jax's own gradient is in ``dtype``."""
+    operands = model_operands(dtype, num_ranks=num_ranks, num_layers=3)
+    expected = reference_gradients(operands)
+    plain = model_gradients(gather_then_dot, operands, num_ranks=num_ranks, scan=False)
+    return operands, expected, relative_errors(plain, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_ranks", "implementation", "save_gathered_lhs", "remat"),
+    [
+        (jnp.float32, 4, "ppermute", False, False),
+        (jnp.float32, 4, "ppermute", True, False),
+        (jnp.float32, 4, "xla", True, False),
+        (jnp.float32, 4, "auto", False, True),
+        (jnp.float32, 1, "ppermute", True, False),
+        (jnp.bfloat16, 4, "ppermute", True, True),
+        (jnp.bfloat16, 4, "xla", False, True),
+        (jnp.float16, 4, "ppermute", False, True),
+    ],
+)
+def test_scanned_layers_have_the_gradients_of_the_plain_model(
+    dtype, num_ranks, implementation, save_gathered_lhs, remat
+):
+    operands, expected, plain_errors = expectations(dtype, num_ranks)
+    product = multiply(implementation=implementation, save_gathered_lhs=save_gathered_lhs)
+    found = model_gradients(product, operands, num_ranks=num_ranks, remat=remat)
+    errors = relative_errors(found, expected)
+    # Not further off than jax's own gradient in the same dtype; in float32 both are at its roundoff, and scatter.
+    floor = 4 * reference.unit_roundoff(jnp.float32)
+    assert all(error <= 1.5 * plain + floor for error, plain in zip(errors, plain_errors, strict=True)), errors
+
+
+def test_the_gradient_can_be_taken_around_shard_map():
+    lhs, rhs = integers(0, (4 * M_SHARD, K)), integers(1, (K, 4 * N_SHARD))
+    d_out = integers(2, (4 * M_SHARD, 4 * N_SHARD))
+    product = on_ranks(multiply(implementation="ppermute"), (ROWS, COLUMNS), COLUMNS)
+    d_lhs, d_rhs = jax.grad(lambda *operands: jnp.sum(product(*operands) * d_out), (0, 1))(lhs, rhs)
+    assert reference.num_different(d_lhs, d_out, rhs.T) == 0
+    assert reference.num_different(d_rhs, lhs.T, d_out) == 0
+
+
+def test_forward_mode_is_refused():
+    lhs, rhs = jnp.ones((M_SHARD, K)), jnp.ones((K, N_SHARD))
+    with pytest.raises(TypeError, match="forward-mode"):
+        on_ranks(lambda *x: jax.jvp(multiply(), x, x), (ROWS, COLUMNS), (COLUMNS, COLUMNS), num_ranks=1)(lhs, rhs)
+
+
+@pytest.mark.parametrize("module", [ppermute, xla])
+def test_the_gathered_lhs_is_in_rank_order(module):
+    def gathered(lhs, rhs):
+        if module is xla:
+            return xla.all_gather_then_dot_with_lhs(lhs, rhs, axis_name="x")[1]
+        received = ppermute.ring_all_gather_matmul_with_received(lhs, rhs, axis_name="x")[1]
+        return gradient.in_rank_order(lhs, received, axis_name="x")
+
+    lhs = integers(0, (4 * M_SHARD, K))
+    copies = on_ranks(gathered, (ROWS, COLUMNS), ROWS)(lhs, jnp.ones((K, 4)))
+    assert (copies.reshape(4, *lhs.shape) == lhs).all()
+
+
+# A batch.
+
+BATCHED, BATCHED_OUT = PartitionSpec(None, "x", None), PartitionSpec(None, None, "x")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("save_gathered_lhs", [False, True])
+def test_a_batch_keeps_its_order_forward_and_backward(batch, save_gathered_lhs):
+    lhs, rhs = integers(0, (batch, 4 * M_SHARD, K)), integers(1, (K, 4 * N_SHARD))
+    d_out = integers(2, (batch, 4 * M_SHARD, 4 * N_SHARD))
+
+    def plain(lhs, rhs):
+        return jnp.dot(lax.all_gather(lhs, "x", axis=1, tiled=True), rhs, precision="highest")
+
+    def run(product):
+        def on_rank(lhs, rhs, d_out):
+            out, pullback = jax.vjp(product, lhs, rhs)
+            return out, *pullback(d_out)
+
+        specs = BATCHED, COLUMNS, BATCHED_OUT
+        return on_ranks(on_rank, specs, (BATCHED_OUT, BATCHED, COLUMNS))(lhs, rhs, d_out)
+
+    found = run(multiply(implementation="ppermute", save_gathered_lhs=save_gathered_lhs))
+    assert found[0].shape == (batch, 4 * M_SHARD, 4 * N_SHARD)
+    for a, b in zip(found, run(plain), strict=True):
+        assert a.shape == b.shape
+        assert (a == b).all()
+    assert (found[0] == lhs @ rhs).all()
+
+
+def test_more_than_one_batch_dimension_is_refused():
+    with pytest.raises(ValueError, match=r"must be \[m_shard, k\] or \[batch, m_shard, k\], and \[k, n_shard\]"):
+        on_ranks(multiply(), (PartitionSpec(), COLUMNS), COLUMNS)(jnp.ones((2, 2, 8, 8)), jnp.ones((8, 8)))
+
+
+# The kernels, lowered for CUDA: everything short of ptxas.
+
+
+@pytest.mark.parametrize("save_gathered_lhs", [False, True])
+@pytest.mark.parametrize("implementation", ["mosaic_gpu", "mosaic_gpu_simple"])
+def test_scanned_layers_lower_with_the_kernels(implementation, save_gathered_lhs, monkeypatch):
+    monkeypatch.setattr(hardware, "unsupported_reason", lambda **_: None)
+    monkeypatch.setattr(hardware, "num_sms", lambda: 132)
+    num_layers, m_shard, k, n_shard = 3, 128, 128, 256
+    product = multiply(implementation=implementation, save_gathered_lhs=save_gathered_lhs)
+
+    def loss(x, weights):
+        return jnp.sum(lax.scan(jax.checkpoint(lambda x, w: (layer(product, x, w), None)), x, weights)[0])
+
+    stacked = PartitionSpec(None, None, "x"), PartitionSpec(None, "x", None)
+    program = on_ranks(jax.grad(loss, 1), (ROWS, stacked), stacked, num_ranks=2)
+    shapes = (2 * m_shard, k), (num_layers, k, 2 * n_shard), (num_layers, 2 * n_shard, k)
+    x, up, down = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    text = program.trace(x, (up, down)).lower(lowering_platforms=("cuda",)).as_text()
+    assert assert_barriers_around_kernels(text) == 2, "forward, and again for the backward pass"
+    # One is the gradient of the layer's reduce-scatter. A saved lhs is what the kernel received, with no gather.
+    assert text.count('"stablehlo.all_gather"(') == (1 if save_gathered_lhs else 2)
+
+
+@pytest.mark.parametrize("implementation", ["mosaic_gpu", "mosaic_gpu_simple"])
+def test_vmap_of_a_kernel_is_refused(implementation, monkeypatch):
+    monkeypatch.setattr(hardware, "unsupported_reason", lambda **_: None)
+    monkeypatch.setattr(hardware, "num_sms", lambda: 132)
+    product = jax.vmap(multiply(implementation=implementation), (0, None))
+    lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((3, 256, 128), (128, 512)))
+    with pytest.raises(NotImplementedError, match=r"axis_size=3 .* pass lhs as \[batch, m_shard, k\]"):
+        on_ranks(product, (BATCHED, COLUMNS), BATCHED_OUT, num_ranks=2).trace(lhs, rhs)
+
+
+def assert_barriers_around_kernels(text):
+    """Each array has a barrier of its own: without, XLA fuses slices into the kernel; returns the number of kernels."""
+    lines = text.split("\n")
+    calls = [i for i, line in enumerate(lines) if "stablehlo.custom_call @mosaic_gpu" in line]
+    for i in calls:
+        result, operands = re.search(r"(%\d+):\d+ = stablehlo\.custom_call @\w+\(%([^)]*)\)", lines[i]).groups()
+        for operand in operands.split(", %")[:2]:
+            definition = next(line for line in reversed(lines[:i]) if line.lstrip().startswith(f"%{operand} = "))
+            assert re.search(r" = stablehlo\.optimization_barrier %[\w#]+ : tensor", definition)
+        # Names count anew in each region, so that the next value of this name ends this one's.
+        redefined = f"{result}:", f"{result} ="
+        after = itertools.takewhile(
+            lambda line, redefined=redefined: not line.lstrip().startswith(redefined), lines[i + 1 :]
+        )
+        uses = [line for line in after if re.search(rf"{result}#[01]", line)]
+        assert uses
+        assert all(re.search(rf" = stablehlo\.optimization_barrier {result}#[01] : tensor", line) for line in uses)
+    return len(calls)
