@@ -33,7 +33,7 @@ def recorded(config, num_ranks, *, m_shard=192, k=320, n_shard=128, num_sms=3):
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 def test_random_interleavings(config, num_ranks):
     recording = recorded(config, num_ranks)
-    for seed, slow in enumerate((0.0, 0.5)):
+    for seed, slow in enumerate((0.5, 0.0) if num_ranks < 8 else (0.5,)):
         kernel_model.explore_randomly(recording, random.Random(seed), slow=slow)
 
 
@@ -76,7 +76,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("config", SENDING.values(), ids=SENDING)
-@pytest.mark.parametrize("num_ranks", range(2, 9))
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug, num_ranks, config, monkeypatch):
     if bug is plant_wrong_slot and num_ranks == 2:
@@ -84,7 +84,7 @@ def test_a_planted_bug_is_found(bug, num_ranks, config, monkeypatch):
     bug(monkeypatch)
     recording = recorded(config, num_ranks)
     victim = kernel_model.victims(recording)[BUGS[bug]]
-    for seed in range(3):
+    for seed in range(2):
         with pytest.raises(kernel_model.Violation):
             kernel_model.explore_delaying(recording, random.Random(seed), victim)
 
@@ -118,6 +118,4 @@ def test_a_missing_signal_is_a_deadlock():
 def test_every_order_of_arrival_of_the_smallest_case(form, k):
     config = SENDING[form]
     recording = recorded(config, 2, m_shard=64, k=k, n_shard=64, num_sms=1 + config.num_comm_ctas)
-    num_states = kernel_model.explore_orders_of_arrival(recording, limit=300_000)
-    assert num_states > 100
-    print(num_states)
+    assert kernel_model.explore_orders_of_arrival(recording, limit=300_000) > 100
