@@ -155,7 +155,8 @@ class TimingSettings:
     profiled_calls: int = 20
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
-    """What is measured beside ``kernel.implementation``: any of ppermute, xla, local."""
+    """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
+    xla, local."""
 
 
 @dataclass
@@ -256,7 +257,7 @@ _POSITIVE = {
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
 }
-BASELINES = ("ppermute", "xla", "local")
+BASELINES = ("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "xla", "local")
 
 
 def _validate(settings: Settings) -> None:
