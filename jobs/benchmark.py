@@ -24,18 +24,20 @@ Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sa
 def requests_of(settings: Settings) -> list[Request]:
     """The implementation that the config asks for, then the baselines beside it."""
     wanted = settings.kernel.implementation.value
-    config = {name: getattr(value, "name", value) for name, value in kernel_config(settings.kernel).items()}
     baselines = [Request(BASELINE, name) for name in settings.timing.baselines if name != wanted]
-    return [Request(wanted, wanted, config), *baselines]
+    return [Request(wanted, wanted, kernel_config(settings.kernel)), *baselines]
 
 
 class Benchmark:
     """Drives the ranks of ``gang`` through cases, one step on all ranks at a time."""
 
-    def __init__(self, gang: Gang, settings: Settings, *, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, gang: Gang, settings: Settings, *, report: Callable[[str], None], announce: Callable[[str], None]
+    ) -> None:
         self._gang = gang
         self._settings = settings
         self._report = report
+        self._announce = announce
         self._device_kind = gang.members[0].device_kind
 
     @staticmethod
@@ -53,13 +55,17 @@ class Benchmark:
         timing = self._settings.timing
         self._report(f"{case}: inputs")
         requests = requests_of(self._settings)
-        opened = self._agreed(
-            self._call("open_case", case, requests, timing, secrets.randbits(31), doing=f"opening {case}"), case
-        )
+        opened = self._agreed(self._call("open_case", case, requests, timing, _seed(), doing=f"opening {case}"), case)
         # `auto` may take what is a baseline too: one row stands for both.
         plan: dict[str, tuple[Opened, Request]] = {}
         for o, r in zip(opened, requests, strict=True):
             plan.setdefault(o.implementation, (o, r))
+            if r.implementation == "auto":
+                self._announce(f"{case}: auto takes {o.implementation}: {o.reason}")
+            if r.config and o.config is None:
+                self._announce(
+                    f"{case}: {o.implementation} has no tiles, so kernel.{', kernel.'.join(r.config)} don't apply"
+                )
         checks = {name: self._check(case, name, r.requested != BASELINE) for name, (_, r) in plan.items()}
         passed = [name for name in plan if checks[name].passed]
         for name in passed:
@@ -89,16 +95,16 @@ class Benchmark:
 
     def _check(self, case: Case, name: str, is_target: bool) -> Check:
         self._report(f"{case}: {name}: check")
-        settings = self._settings.check
-        seeds = [secrets.randbits(31) for _ in range(settings.calls + 1)]
+        settings, timing = self._settings.check, self._settings.timing
         fault = settings.fault if is_target else Fault.none
-        ranks = self._call("check", name, seeds, fault, doing=f"checking {name} on {case}")
-        return Check.of_ranks(ranks, calls=len(seeds))
+        ranks = self._call(
+            "check", name, settings.calls, _seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
+        )
+        return Check.of_ranks(ranks)
 
     def _time(self, case: Case, names: list[str]) -> tuple[dict[str, Samples], tuple[Telemetry, ...]]:
         """Bursts of each implementation in turn, so that all of them meet the same clocks and temperatures."""
         timing, num_ranks = self._settings.timing, case.num_ranks
-        calls, chains = -(-timing.iterations // timing.bursts), -(-timing.chains // timing.bursts)
         samples: dict[str, Samples] = {
             name: {t: [[] for _ in range(num_ranks)] for t in ("in_graph_us", "call_us")} for name in names
         }
@@ -106,9 +112,7 @@ class Benchmark:
         for burst in range(timing.bursts):
             self._report(f"{case}: burst {burst + 1}/{timing.bursts}")
             for name in names:
-                ranks = self._call(
-                    "burst", name, burst * calls, calls, chains, timing.chain_length, doing=f"timing {name} on {case}"
-                )
+                ranks = self._call("burst", name, burst, timing, doing=f"timing {name} on {case}")
                 for rank, times in enumerate(ranks):
                     for time_name, values in times.items():
                         samples[name][time_name][rank].append(values)
@@ -117,8 +121,10 @@ class Benchmark:
 
     def _profile(self, case: Case, names: list[str], samples: dict[str, Samples]) -> dict[str, list[Profile]]:
         """Device times, added to ``samples`` as one burst; nothing on CPUs."""
+        if not names:
+            return {}
         by_rank = self._call("profile", names, self._settings.timing.profiled_calls, doing=f"profiling {case}")
-        if not names or any(profiles is None for profiles in by_rank):
+        if any(profiles is None for profiles in by_rank):
             return {}
         found = {name: [profiles[i] for profiles in by_rank] for i, name in enumerate(names)}
         for name, profiles in found.items():
@@ -157,6 +163,11 @@ class Benchmark:
 
     def _call(self, method: str, *args: Any, doing: str) -> list[Any]:
         return self._gang.call(method, *args, timeout_s=self._settings.cluster.step_timeout_s, doing=doing)
+
+
+def _seed() -> int:
+    """Fresh for each use; small enough that a rank can count up from it."""
+    return secrets.randbits(30)
 
 
 def _spreads(samples: Samples) -> dict[str, Any]:

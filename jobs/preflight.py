@@ -9,17 +9,19 @@ from cmkernel.tuning import simple_heuristic_config
 from jobs.errors import UsageError
 from jobs.gang.cluster import Cluster
 from jobs.records import Case
-from jobs.settings import Implementation, Settings, kernel_config
+from jobs.settings import Fault, Implementation, Settings, kernel_config
 
 # Ray's names of the accelerators with compute capability 9.0.
 HOPPER = ("H100", "H200", "H20", "H800", "GH200")
 
 
 def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Cluster) -> None:
-    """Raise ``UsageError`` where the named ``mosaic_gpu`` kernel can't run on these cases or this cluster.
+    """Raise ``UsageError`` where what the config asks for can't run on these cases or this cluster.
 
     The ranks check again, by what they find in the device and in NCCL; this is the part that needs no device.
     """
+    if settings.check.fault is Fault.swapped_shards and cases[0].num_ranks == 1:
+        raise UsageError("check.fault=swapped_shards needs at least 2 ranks: one shard can't be swapped")
     implementation = settings.kernel.implementation
     if implementation not in (Implementation.mosaic_gpu, Implementation.mosaic_gpu_simple):
         return

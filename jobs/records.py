@@ -7,6 +7,7 @@ row can't hold a time unless its check passed.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -52,6 +53,8 @@ class RankCheck:
     """What one rank found when it compared its results with the float32 oracle."""
 
     passed: bool
+    calls: int
+    """Results compared: of single calls, and of chains in one program."""
     num_elements: int
     """Elements compared over all calls."""
     num_wrong: int
@@ -63,7 +66,7 @@ class RankCheck:
     relative_tolerance: float
     """What ``relative_error`` must not exceed."""
     integers_exact: bool
-    """Whether the call with integer data matched bit for bit."""
+    """Whether the results of integer data matched bit for bit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,19 +84,24 @@ class Check:
     failed_ranks: tuple[int, ...] = ()
 
     @classmethod
-    def of_ranks(cls, ranks: Sequence[RankCheck], calls: int) -> Check:
+    def of_ranks(cls, ranks: Sequence[RankCheck]) -> Check:
         """Counts added up, errors by their maximum."""
         return cls(
             passed=all(r.passed for r in ranks),
-            calls=calls,
+            calls=ranks[0].calls,
             num_elements=sum(r.num_elements for r in ranks),
             num_wrong=sum(r.num_wrong for r in ranks),
-            max_error=max(r.max_error for r in ranks),
-            relative_error=max(r.relative_error for r in ranks),
-            relative_tolerance=max(r.relative_tolerance for r in ranks),
+            max_error=_largest([r.max_error for r in ranks]),
+            relative_error=_largest([r.relative_error for r in ranks]),
+            relative_tolerance=_largest([r.relative_tolerance for r in ranks]),
             integers_exact=all(r.integers_exact for r in ranks),
             failed_ranks=tuple(i for i, r in enumerate(ranks) if not r.passed),
         )
+
+
+def _largest(values: Sequence[float]) -> float:
+    """The maximum; NaN where one is NaN, which ``max`` may lose."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +160,6 @@ class Row:
     """Median time of each device kernel of a call by name, on the rank whose sum is largest."""
     derived: Derived | None = None
     telemetry: tuple[Telemetry, ...] = ()
-    attempt: int = 1
     time: str = ""
     """When the row was made: ISO 8601, UTC."""
     version: int = FORMAT_VERSION

@@ -69,7 +69,7 @@ class LayerSettings:
 
 @dataclass
 class ProblemSettings:
-    """Which cases run: every combination of the lists below, and every layer.
+    """Which cases run: every combination of the lists below, or every layer.
 
     ``problem=auto`` names no sizes: ``article`` on GPUs, ``tiny`` on CPU ranks.
     """
@@ -84,7 +84,7 @@ class ProblemSettings:
     dtype: Any = None
     """bfloat16, float16 or float32 (bf16, f16, f32), or a list of them; null: bfloat16."""
     layers: list[LayerSettings] = field(default_factory=list)
-    """Layers of a model, beside or instead of the combinations."""
+    """Layers of a model, instead of the combinations."""
 
 
 @dataclass
@@ -149,7 +149,9 @@ class TimingSettings:
     chain_length: int = 16
     """Dependent calls inside one program (``in_graph_us``)."""
     chains: int = 12
-    """Timed runs of that program over all bursts."""
+    """Timed samples of that program over all bursts."""
+    chain_repeats: int = 4
+    """Back-to-back runs of the program in a sample: the dispatch of all but the first hides behind the run before."""
     profiled_calls: int = 20
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
@@ -250,7 +252,7 @@ _POSITIVE = {
         "step_timeout_s",
         "heartbeat_timeout_s",
     ),
-    "timing": ("bursts", "iterations", "chain_length", "chains", "profiled_calls"),
+    "timing": ("bursts", "iterations", "chain_length", "chains", "chain_repeats", "profiled_calls"),
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
 }

@@ -59,8 +59,8 @@ if [[ -x $root/.venv/bin/ray ]]; then ray=$root/.venv/bin/ray python=$root/.venv
 command -v "$ray" >/dev/null || fail "no ray in $root/.venv/bin or on the PATH: scripts/bench.sh makes .venv on first use"
 
 # Anchored with a slash: a pattern without one matches at any depth, conf/wandb too. Ray also honours .gitignore.
-excludes='"/.git", "/.venv", "/.ci", "/.gpu_box", "/benchmarks", "/build", "/dist", "/multirun", "/outputs", "/runs",
-  "/tests", "/wandb", "/*.egg-info", "/.*_cache", "/.hypothesis", "__pycache__"'
+excludes='"/.*", "/benchmarks", "/build", "/dist", "/multirun", "/outputs", "/runs",
+  "/tests", "/wandb", "/*.egg-info", "__pycache__"'
 pip=''
 if ((${#locks[@]})); then
   # By reference: with its hashes a lock is longer than an environment variable, in which Ray passes this on, may be.
@@ -72,11 +72,13 @@ fi
 runtime_env="{\"excludes\": [$excludes], \"env_vars\": {\"RAY_JOB_STOP_WAIT_TIME_S\": \"60\"}${pip:+, \"pip\": [$pip]}}"
 # A job of the same name may be there already; this tells ours from that.
 nonce=$RANDOM-$RANDOM-$RANDOM
+# The upload has no .git: environment.json gets the commit from here.
+commit=$(git -C "$root" describe --always --dirty --abbrev=40 --match= 2>/dev/null) || commit=''
 
 trap 'printf "submit.sh: %s goes on; ray job stop %s ends it\n" "$id" "$id" >&2; exit 130' INT
 submitted=0
 "$ray" job submit "${address[@]}" "${no_wait[@]}" --submission-id "$id" --working-dir "$root" \
-  --metadata-json "{\"submit\": \"$nonce\"}" --runtime-env-json "$runtime_env" -- python -m "$job" "$@" || submitted=$?
+  --metadata-json "{\"submit\": \"$nonce\", \"git_sha\": \"$commit\"}" --runtime-env-json "$runtime_env" -- python -m "$job" "$@" || submitted=$?
 if ((${#no_wait[@]})); then exit "$submitted"; fi
 
 # The command above ends with 0 or 1, whatever the job's exit code.

@@ -24,7 +24,7 @@ from jobs.gang.address import RAY_ADDRESS, check_reachable, cluster_address
 from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, natural, plan, wanted_ranks
 from jobs.settings import ClusterSettings
 
-__all__ = ["Cluster", "Node", "connect", "default_num_ranks", "submission_id"]
+__all__ = ["Cluster", "Node", "connect", "default_num_ranks", "submission_id", "submitted_git_sha"]
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,16 @@ def default_num_ranks(cluster: Cluster, settings: ClusterSettings) -> int:
 
 def submission_id() -> str | None:
     """Ray's id of the submitted job whose driver this is, or ``None``."""
-    found = _job_config().get("metadata", {}).get("job_submission_id")
+    return _metadata("job_submission_id")
+
+
+def submitted_git_sha() -> str | None:
+    """The commit that ``scripts/submit.sh`` uploaded, or ``None`` where another command submitted the job."""
+    return _metadata("git_sha") or None
+
+
+def _metadata(key: str) -> str | None:
+    found = _job_config().get("metadata", {}).get(key)
     return None if found is None else str(found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 import jax
@@ -9,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cmkernel import reference
-from jobs.measure import inputs, programs
+from jobs.measure import inputs
 from jobs.records import RankCheck
 from jobs.settings import Fault
 
@@ -19,43 +21,83 @@ if TYPE_CHECKING:
     from jobs.measure.programs import Programs
     from jobs.records import Case
 
-_compare = jax.jit(reference.compare)
-_num_different = jax.jit(reference.num_different)
+# XLA would try out some hundred kernels for the oracle's multiply, for longer than it runs.
+_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+_compare = jax.jit(reference.compare, compiler_options=_OPTIONS)
+_num_different = jax.jit(reference.num_different, compiler_options=_OPTIONS)
 
 
-def check(program: Programs, case: Case, mesh: Mesh, rank: int, *, seeds: list[int], fault: Fault) -> RankCheck:
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is checked: an implementation's programs, on one rank."""
+
+    program: Programs
+    case: Case
+    mesh: Mesh
+    rank: int
+    fault: Fault
+
+
+def check(subject: Subject, *, calls: int, num_sets: int, chain_length: int, seed: int) -> RankCheck:
     """Compare this rank's results with the oracle.
 
-    One call for each seed but the last with normal data, and one with integers, which must match bit for bit. All calls
-    are issued before any result is read: back to back, as a program would.
+    ``calls`` single calls with fresh normal data and one with integers, issued back to back before any result is read;
+    then the chain, whose last result must be that of its last operands, with normal data and with integers. Results of
+    integers must match bit for bit.
+
+    Args:
+      subject: what is checked.
+      calls: single calls with normal data.
+      num_sets: operand sets that the chain takes.
+      chain_length: its calls.
+      seed: the data's; the seeds from here on are used.
     """
-    drawn = [(seed, seed == seeds[-1]) for seed in seeds]
-    results = []
-    for seed, integers in drawn:
-        shared = inputs.operands(case, mesh, rank, seed, integers=integers)
-        local = inputs.local_operands(case, rank, seed, integers=integers)
-        results.append(program.call(*programs.arguments(program, shared, local)))
-    found = []
-    num_different = 0
-    for (seed, integers), result in zip(drawn, results, strict=True):
-        shard = result if program.is_local else result.addressable_shards[0].data
-        if fault is not Fault.none and rank == case.num_ranks - 1:
-            shard = _plant(fault, shard, case)
-        local = inputs.local_operands(case, rank, seed, integers=integers)
-        if integers:
-            num_different = int(_num_different(shard, *local))
-        else:
-            found.append(jax.device_get(_compare(shard, *local)))
-    num_wrong = sum(int(c.num_wrong) for c in found)
-    within = all(c.relative_error <= c.relative_tolerance for c in found)
+    seeds = itertools.count(seed)
+    drawn = [(next(seeds), False) for _ in range(calls)] + [(next(seeds), True)]
+    results = [subject.program.call(*_operands(subject, seed, integers)) for seed, integers in drawn]
+    found = [_compare_with_oracle(subject, *one) for one in zip(results, drawn, strict=True)]
+    last = (chain_length - 1) % num_sets
+    for integers in (False, True):
+        chain_seeds = [next(seeds) for _ in range(num_sets)]
+        sets = [_operands(subject, s, integers and i == last) for i, s in enumerate(chain_seeds)]
+        lhs_sets, rhs_sets = zip(*sets, strict=True)
+        result = subject.program.chain(lhs_sets, rhs_sets)
+        found.append(_compare_with_oracle(subject, result, (chain_seeds[last], integers)))
+    return _summarize(subject.case, found)
+
+
+def _operands(subject: Subject, seed: int, integers: bool) -> tuple[jax.Array, jax.Array]:
+    if subject.program.is_local:
+        local = inputs.local_operands(subject.case, subject.rank, seed, integers=integers)
+        return local.gathered_lhs, local.rhs
+    shared = inputs.operands(subject.case, subject.mesh, subject.rank, seed, integers=integers)
+    return shared.lhs, shared.rhs
+
+
+def _compare_with_oracle(subject: Subject, result: jax.Array, drawn: tuple[int, bool]) -> reference.Comparison | int:
+    """Distance from the oracle; of integers, the number of elements that differ."""
+    seed, integers = drawn
+    shard = result if subject.program.is_local else result.addressable_shards[0].data
+    if subject.fault is not Fault.none and subject.rank == subject.case.num_ranks - 1:
+        shard = _plant(subject.fault, shard, subject.case)
+    local = inputs.local_operands(subject.case, subject.rank, seed, integers=integers)
+    return int(_num_different(shard, *local)) if integers else jax.device_get(_compare(shard, *local))
+
+
+def _summarize(case: Case, found: list[reference.Comparison | int]) -> RankCheck:
+    comparisons = [f for f in found if isinstance(f, reference.Comparison)]
+    num_different = sum(f for f in found if isinstance(f, int))
+    num_wrong = sum(int(c.num_wrong) for c in comparisons)
+    within = all(c.relative_error <= c.relative_tolerance for c in comparisons)
     return RankCheck(
         passed=bool(num_wrong == 0 and within and num_different == 0),
-        num_elements=len(seeds) * case.num_ranks * case.m_shard * case.n_shard,
+        calls=len(found),
+        num_elements=len(found) * case.num_ranks * case.m_shard * case.n_shard,
         num_wrong=num_wrong + num_different,
         # np.max keeps a NaN, which Python's max may lose.
-        max_error=float(np.max([c.max_error for c in found])),
-        relative_error=float(np.max([c.relative_error for c in found])),
-        relative_tolerance=float(np.max([c.relative_tolerance for c in found])),
+        max_error=float(np.max([c.max_error for c in comparisons])),
+        relative_error=float(np.max([c.relative_error for c in comparisons])),
+        relative_tolerance=float(np.max([c.relative_tolerance for c in comparisons])),
         integers_exact=num_different == 0,
     )
 

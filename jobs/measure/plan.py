@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "f16
 }
 # A row of lhs must be a multiple of 16 bytes, the granularity of the bulk copy engine; with 2-byte elements that is 8.
 K_MULTIPLE = 8
+# Beyond this no operand fits into a GPU's memory, whatever the other sizes.
+MAX_SIZE = 2**24
 
 
 def config_dir() -> Path:
@@ -30,13 +31,13 @@ def config_dir() -> Path:
 
 def resolve_problem(problem: ProblemSettings, *, on_gpus: bool) -> ProblemSettings:
     """``problem=auto`` with the sizes of its stand-in filled in; any other problem as it is."""
-    if problem.name != "auto":
+    if problem.name != "auto" or problem.layers:
         return problem
     stand_in = OmegaConf.to_container(
         OmegaConf.load(config_dir() / "problem" / f"{'article' if on_gpus else 'tiny'}.yaml")
     )
     assert isinstance(stand_in, dict)
-    given = {key: value for key, value in dataclasses.asdict(problem).items() if value and key != "name"}
+    given = {key: value for key, value in vars(problem).items() if value is not None and key not in ("name", "layers")}
     return ProblemSettings(**{str(key): value for key, value in {**stand_in, **given}.items()})
 
 
@@ -88,14 +89,17 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _sizes(option: str, value: Any) -> list[int]:
-    sizes = [] if value is None else _as_list(value)
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"{option}={value} must be a positive integer or a list of them")
+    """The sizes that an option names; none where it is null."""
+    if value is None:
+        return []
+    sizes = _as_list(value)
+    for size in sizes or [None]:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_SIZE:
+            raise UsageError(f"{option}={value} must be an integer of 1 to {MAX_SIZE}, or a list of them")
     return sizes
 
 
 def _dtype(name: Any) -> str:
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise UsageError(f"problem.dtype={name} must be one of {', '.join(DTYPES)}")
     return DTYPES[name]

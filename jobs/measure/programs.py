@@ -95,6 +95,8 @@ def _over_ranks(function: Callable[..., jax.Array], mesh: Mesh, in_specs: Any) -
 
 def _chain(multiply: Multiply, length: int) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]:
     """``length`` calls in one program, each depending on the one before it, over rotating operands."""
+    # Traced and lowered once, not `length` times: each time takes about a second for a Pallas kernel.
+    multiply = jax.jit(multiply)
 
     def chain(lhs_sets: Sequence[jax.Array], rhs_sets: Sequence[jax.Array]) -> jax.Array:
         lhs_sets, rhs_sets = list(lhs_sets), list(rhs_sets)
@@ -111,8 +113,9 @@ def _chain(multiply: Multiply, length: int) -> Callable[[Sequence[jax.Array], Se
 def _depend(lhs: jax.Array, out: jax.Array) -> jax.Array:
     """``lhs``, unchanged, but not before ``out`` is there.
 
-    A few elements of ``out`` times zero are added in place: the compiler must keep that, as they could be NaN, and it
-    costs next to nothing. An optimization barrier wouldn't do: it is gone before collectives are scheduled.
+    A few elements of ``out`` times zero are added: the compiler must keep that, as they could be NaN. It is done in
+    place, after one copy of each set: the program doesn't own its arguments. An optimization barrier wouldn't do: it is
+    gone before collectives are scheduled.
     """
     width = min(8, lhs.shape[1], out.shape[1])
     return lhs.at[:1, :width].add(out[:1, :width] * 0)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jobs.measure import inputs, programs, timing
-from jobs.measure.check import check
+from jobs.measure.check import Subject, check
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.telemetry import Sampler, nvlink_name
@@ -75,13 +75,14 @@ class Session:
         )
         return [p.opened for p in built]
 
-    def check(self, implementation: str, seeds: list[int], fault: Fault) -> RankCheck:
-        """Compare results with the oracle: normal data for each seed but the last, integers for that."""
+    def check(self, implementation: str, calls: int, seed: int, fault: Fault, chain_length: int) -> RankCheck:
+        """Compare the results of both programs with the oracle."""
         case = self._opened()
-        return check(case.programs[implementation], case.case, self.mesh, self.rank, seeds=seeds, fault=fault)
+        subject = Subject(case.programs[implementation], case.case, self.mesh, self.rank, fault)
+        return check(subject, calls=calls, num_sets=len(case.sets), chain_length=chain_length, seed=seed)
 
     def warm_up(self, implementation: str, calls: int) -> None:
-        """Compile both programs and run them."""
+        """Run both programs, which the check has compiled."""
         case = self._opened()
         program, sets = case.programs[implementation], case.arguments(implementation)
         lhs_sets, rhs_sets = zip(*sets, strict=True)
@@ -98,14 +99,21 @@ class Session:
         sampler, self._sampler = self._sampler, None
         return sampler.stop(self.rank) if sampler else None
 
-    def burst(self, implementation: str, first: int, calls: int, chains: int, length: int) -> dict[str, list[float]]:
-        """Some samples of ``call_us`` and ``in_graph_us``."""
+    def burst(self, implementation: str, burst: int, settings: TimingSettings) -> dict[str, list[float]]:
+        """Samples of ``call_us`` and ``in_graph_us``: this burst's share of them."""
         case = self._opened()
         program, sets = case.programs[implementation], case.arguments(implementation)
+        calls = timing.share(settings.iterations, burst, settings.bursts)
+        chains = timing.share(settings.chains, burst, settings.bursts)
         return {
-            "call_us": timing.time_calls(program.call, sets, first=first, count=calls, align=self._align_ranks),
+            "call_us": timing.time_calls(program.call, sets, which=calls, align=self._align_ranks),
             "in_graph_us": timing.time_chains(
-                program.chain, sets, length=length, count=chains, align=self._align_ranks
+                program.chain,
+                sets,
+                count=len(chains),
+                calls_per_sample=settings.chain_length * settings.chain_repeats,
+                repeats=settings.chain_repeats,
+                align=self._align_ranks,
             ),
         }
 

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
 Align = Callable[[], None]
+Sets = Sequence[tuple[jax.Array, jax.Array]]
 
 
-def time_calls(
-    call: Callable[..., jax.Array], sets: Sequence[tuple[jax.Array, jax.Array]], *, first: int, count: int, align: Align
-) -> list[float]:
-    """``call_us``: from the dispatch of one call to its result, ``count`` times, ranks aligned before each."""
-    return [_time(call, sets[(first + i) % len(sets)], align) for i in range(count)]
+def share(total: int, burst: int, bursts: int) -> range:
+    """Which of ``total`` samples fall to one of ``bursts`` bursts, as evenly as possible."""
+    return range(total * burst // bursts, total * (burst + 1) // bursts)
+
+
+def time_calls(call: Callable[..., jax.Array], sets: Sets, *, which: range, align: Align) -> list[float]:
+    """``call_us``: from the dispatch of one call to its result, ranks aligned before each; operands take turns."""
+    return [_time(functools.partial(call, *sets[i % len(sets)]), align) for i in which]
 
 
 def time_chains(
-    chain: Callable[..., jax.Array],
-    sets: Sequence[tuple[jax.Array, jax.Array]],
-    *,
-    length: int,
-    count: int,
-    align: Align,
+    chain: Callable[..., jax.Array], sets: Sets, *, count: int, calls_per_sample: int, repeats: int, align: Align
 ) -> list[float]:
-    """``in_graph_us``: a program of ``length`` dependent calls, its time over ``length``, ``count`` times."""
+    """``in_graph_us``: ``repeats`` runs of a program of dependent calls, over the number of calls; ``count`` samples.
+
+    The runs are dispatched back to back and the last one is waited for, so that the host's part hides behind the
+    device's in all but the first.
+    """
     lhs_sets, rhs_sets = zip(*sets, strict=True)
-    return [_time(chain, (lhs_sets, rhs_sets), align) / length for _ in range(count)]
+
+    def runs() -> jax.Array:
+        for _ in range(repeats):
+            out = chain(lhs_sets, rhs_sets)
+        return out
+
+    return [_time(runs, align) / calls_per_sample for _ in range(count)]
 
 
-def _time(function: Callable[..., jax.Array], arguments: tuple[Any, ...], align: Align) -> float:
-    """Microseconds of one call, its result waited for."""
+def _time(function: Callable[[], jax.Array], align: Align) -> float:
+    """Microseconds until the result of ``function`` is there."""
     align()
     start = time.perf_counter_ns()
-    function(*arguments).block_until_ready()
+    function().block_until_ready()
     return (time.perf_counter_ns() - start) / 1e3

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 
-def environment() -> dict[str, Any]:
-    """Command, code and machine of the driver. No environment variable's value is part of it: some are secrets."""
+def environment(submitted_git_sha: str | None) -> dict[str, Any]:
+    """Command, code and machine of the driver. No environment variable's value is part of it: some are secrets.
+
+    ``submitted_git_sha`` is the commit of a submitted job, whose upload has no history of its own.
+    """
     return {
         "command": " ".join(["python", "-m", "jobs.bench", *sys.argv[1:]]),
-        "git_sha": git_sha(),
+        "git_sha": submitted_git_sha or git_sha(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "driver_host": socket.gethostname(),

@@ -33,9 +33,10 @@ def test_the_journal_has_a_checked_row_per_case_and_implementation(finished):
         assert case["num_ranks"] == 4
         assert {"m_shard", "k", "n_shard", "dtype"} <= set(case)
         assert check["passed"]
+        assert check["calls"] == 3 + 1 + 2, "normal calls, one with integers, two chains"
         assert check["integers_exact"]
         assert 0 < check["relative_error"] <= check["relative_tolerance"]
-        assert check["num_elements"] == 4 * 4 * 4 * case["m_shard"] * case["n_shard"]
+        assert check["num_elements"] == 4 * check["calls"] * 4 * case["m_shard"] * case["n_shard"]
         for time in ("in_graph_us", "call_us"):
             assert 0 < row[time]["min"] <= row[time]["median"] <= row[time]["max"]
             assert len(row["samples_us"][time]) == 4
@@ -43,6 +44,7 @@ def test_the_journal_has_a_checked_row_per_case_and_implementation(finished):
         assert row["derived"]["tflops_per_gpu"] > 0
         assert row["derived"]["utilisation"] is None
     assert "platform='cpu' must be 'gpu'" in rows[0]["reason"]
+    assert "auto takes ppermute: mosaic_gpu can't run here" in finished.stdout
     assert rows[2]["derived"]["ratio_to_local"] == 1
 
 
@@ -116,3 +118,10 @@ def test_float16_and_float32_and_one_rank(tmp_path):
     finished = run(*QUICK, "problem.dtype=[f16,f32]", "cluster.num_ranks=1", f"run_dir={tmp_path / 'run'}")
     assert finished.code == 0, finished.stderr
     assert {row["case"]["dtype"] for row in finished.rows()} == {"float16", "float32"}
+
+
+@pytest.mark.slow
+def test_the_driver_starts_no_jax_backend(tmp_path):
+    """On a GPU node it would take a GPU's memory. Here it would fail; the ranks choose their platform themselves."""
+    finished = run(*QUICK, "problem.m_shard=32", f"run_dir={tmp_path / 'run'}", JAX_PLATFORMS="no_such_platform")
+    assert finished.code == 0, finished.stderr

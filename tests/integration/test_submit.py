@@ -56,6 +56,8 @@ def test_a_submitted_job_streams_rows_and_succeeds(ray_head, tmp_path):
     assert len((tmp_path / "run" / "results.jsonl").read_text().splitlines()) == 9
     rows = [at for at, line in seen if f" {ROW_MARK} " in line and "#" not in line]
     (end,) = {at for at, line in seen if line.startswith("RESULT ")}
+    about = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert about["git_sha"], "the upload has no .git: submit.sh sends the commit along"
     assert rows[0] < end - 0.5, "rows come while the job runs, not with its end"
 
 

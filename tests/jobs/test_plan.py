@@ -37,12 +37,24 @@ def test_auto_stands_for_article_on_gpus_and_tiny_on_cpus():
     assert all(c.k == 256 for c in expand(resolve_problem(auto, on_gpus=False), num_ranks=2))
 
 
+def test_auto_fills_in_only_what_is_not_given():
+    for wrong in ("problem.m_shard=0", "problem.m_shard=[]"):
+        with pytest.raises(UsageError, match=r"problem\.m_shard"):
+            expand(resolve_problem(composed(wrong).problem, on_gpus=False), num_ranks=2)
+    layers = composed("problem.layers=[{name: qkv, k: 64, n: 64, m_shard: [8]}]").problem
+    (case,) = expand(resolve_problem(layers, on_gpus=False), num_ranks=2)
+    assert (case.name, case.m_shard, case.k, case.n_shard) == ("qkv", 8, 64, 32)
+
+
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
         ({"m_shard": 64, "k": 100, "n_shard": 64}, r"problem.k=100 must be a multiple of 8"),
-        ({"m_shard": 0, "k": 64, "n_shard": 64}, r"problem.m_shard=0 must be a positive integer"),
-        ({"m_shard": "many", "k": 64, "n_shard": 64}, r"problem.m_shard=many must be a positive integer"),
+        ({"m_shard": 0, "k": 64, "n_shard": 64}, r"problem.m_shard=0 must be an integer of 1 to"),
+        ({"m_shard": 10**12, "k": 64, "n_shard": 64}, r"problem.m_shard=1000000000000 must be an integer of 1 to"),
+        ({"m_shard": [], "k": 64, "n_shard": 64}, r"problem.m_shard=\[\] must be an integer of 1 to"),
+        ({"m_shard": "many", "k": 64, "n_shard": 64}, r"problem.m_shard=many must be an integer of 1 to"),
+        ({"m_shard": 64, "k": 64, "n_shard": 64, "dtype": [["bf16"]]}, r"problem.dtype=\['bf16'\] must be one of"),
         ({"m_shard": 64, "k": 64, "n_shard": 64, "dtype": "int8"}, r"problem.dtype=int8 must be one of bfloat16"),
         ({"m_shard": 64}, r"has no case"),
         ({"k": 64, "layers": [LayerSettings("qkv", 64, 64, [8])]}, r"problem.k=64 can't be combined"),

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+import cmkernel
+from jobs.benchmark import requests_of
 from jobs.measure import inputs, programs
 from jobs.measure.programs import Request
 from jobs.records import Case
+from tests.jobs.test_settings import composed
 
 CASE = Case(name="tiny", m_shard=16, k=64, n_shard=32, dtype="float32", num_ranks=1)
 LENGTH = 5
@@ -68,3 +71,13 @@ def test_every_rank_draws_the_same_lhs_for_the_oracle(mesh):
     assert abs(float(gathered[0].astype(np.float32).std()) - 1) < 0.05
     integers = np.asarray(inputs.local_operands(case, 0, 7, integers=True).gathered_lhs, np.float32)
     assert set(np.unique(integers)) == {-2, -1, 0, 1, 2}
+
+
+def test_the_tiles_that_the_user_sets_reach_the_kernel_as_they_are():
+    options = ("kernel.wg_dimension=M", "kernel.grid_minor_dim=M", "kernel.tile_m=64")
+    request = requests_of(composed("kernel=mosaic_gpu_simple", *options))[0]
+    config = cmkernel.SimpleKernelConfig(**request.config)
+    assert config.wg_dimension is config.grid_minor_dim is cmkernel.MatmulDimension.M
+    assert (config.cta_tile_m, config.cta_tile_n) == (128, 128)
+    with pytest.raises(ValueError, match="wg_dimension='M' must be a MatmulDimension"):
+        cmkernel.SimpleKernelConfig(wg_dimension="M")

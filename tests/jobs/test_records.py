@@ -10,6 +10,7 @@ from jobs.records import TIMES, Case, Check, Derived, RankCheck, Row, Spread, Te
 CASE = Case(name="article", m_shard=64, k=256, n_shard=128, dtype="bfloat16", num_ranks=2)
 PASSED = RankCheck(
     passed=True,
+    calls=4,
     num_elements=100,
     num_wrong=0,
     max_error=0.25,
@@ -21,7 +22,7 @@ FAILED = dataclasses.replace(PASSED, passed=False, num_wrong=3, max_error=9.0)
 
 
 def test_one_failed_rank_fails_the_check():
-    check = Check.of_ranks([PASSED, FAILED], calls=4)
+    check = Check.of_ranks([PASSED, FAILED])
     assert not check.passed
     assert check.failed_ranks == (1,)
     assert (check.num_elements, check.num_wrong, check.max_error) == (200, 3, 9.0)
@@ -29,7 +30,7 @@ def test_one_failed_rank_fails_the_check():
 
 @pytest.mark.parametrize("time", TIMES)
 def test_a_failed_check_leaves_no_time(time):
-    failed = Check.of_ranks([PASSED, FAILED], calls=4)
+    failed = Check.of_ranks([PASSED, FAILED])
     with pytest.raises(ValueError, match="has a time although its check failed"):
         Row(case=CASE, implementation="xla", requested="baseline", check=failed, **{time: Spread(1.0, 2.0, 3.0)})
     with pytest.raises(ValueError, match="has a time although its check failed"):
@@ -41,7 +42,7 @@ def test_a_row_survives_the_journal():
         case=CASE,
         implementation="ppermute",
         requested="auto",
-        check=Check.of_ranks([PASSED, PASSED], calls=4),
+        check=Check.of_ranks([PASSED, PASSED]),
         in_graph_us=Spread.over([3.0, 1.0, 2.0]),
         samples_us={"in_graph_us": [[[1.0, 2.0]], [[3.0]]]},
         derived=Derived(
@@ -72,6 +73,6 @@ def test_a_row_survives_the_journal():
 
 
 def test_another_format_version_is_refused():
-    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED], calls=2))
+    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
     with pytest.raises(ValueError, match="version=99 of a row must be 1"):
         Row.from_json({**row.to_json(), "version": 99})

@@ -77,7 +77,6 @@ rows = st.builds(
     kernels_us=st.dictionaries(names, floats, max_size=2),
     derived=st.none() | derived,
     telemetry=st.lists(telemetry, max_size=2).map(tuple),
-    attempt=integers,
     time=names,
 )
 
