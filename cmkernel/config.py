@@ -61,9 +61,10 @@ class TileConfig:
         ):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("grid_minor_dim", "wg_dimension"):
-            if not isinstance(getattr(self, name, MatmulDimension.M), MatmulDimension):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a MatmulDimension")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, MatmulDimension) and not isinstance(value, MatmulDimension):
+                raise ValueError(f"{field.name}={value!r} must be a MatmulDimension")
         if self.tile_m % 64:
             raise ValueError(f"tile_m={self.tile_m} must be a multiple of 64, the M of a wgmma instruction")
         if self.tile_k not in (16, 32, 64, 128):

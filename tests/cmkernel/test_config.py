@@ -38,6 +38,7 @@ def test_the_defaults_of_both_kernels_compute_the_same_tile():
         ({"epi_tile_m": 96}, "epi_tile_m=96 must be a multiple of 64 that divides tile_m="),
         ({"epi_tile_n": 60}, "epi_tile_n=60 must be a multiple of 16 that divides tile_n="),
         ({"grid_tile_width": 0}, "grid_tile_width=0 must be at least 1"),
+        ({"wg_dimension": "M"}, "wg_dimension='M' must be a MatmulDimension"),
         ({"tile_m": 128, "tile_n": 256, "epi_tile_n": 64}, "needs 256 accumulator registers"),
         ({"max_concurrent_steps": 5}, f"bytes of shared memory a block; the limit is {SMEM_LIMIT_BYTES}"),
     ],

@@ -74,11 +74,10 @@ def test_every_rank_draws_the_same_lhs_for_the_oracle(mesh):
 
 
 def test_the_tiles_that_the_user_sets_reach_the_kernel_as_they_are():
-    kernel = composed(
-        "kernel=mosaic_gpu_simple", "kernel.wg_dimension=M", "kernel.grid_minor_dim=M", "kernel.tile_m=64"
-    )
-    config = cmkernel.SimpleKernelConfig(**requests_of(kernel)[0].config)
+    options = ("kernel.wg_dimension=M", "kernel.grid_minor_dim=M", "kernel.tile_m=64")
+    request = requests_of(composed("kernel=mosaic_gpu_simple", *options))[0]
+    config = cmkernel.SimpleKernelConfig(**request.config)
     assert config.wg_dimension is config.grid_minor_dim is cmkernel.MatmulDimension.M
     assert (config.cta_tile_m, config.cta_tile_n) == (128, 128)
     with pytest.raises(ValueError, match="wg_dimension='M' must be a MatmulDimension"):
-        cmkernel.KernelConfig(wg_dimension="M")
+        cmkernel.SimpleKernelConfig(wg_dimension="M")
