@@ -100,16 +100,16 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
 def _header(gang: Gang, cases: Sequence[Case], links: Sequence[str]) -> list[str]:
     members = [dataclasses.asdict(member) for member in gang.members]
     model = cost.device_model(gang.members[0].device_kind)
-    bounds: list[tuple[Case, float | None]] = []
+    expected: list[tuple[Case, cost.ExpectedTime | None]] = []
     for case in cases:
         sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
-        bounds.append((case, cost.expected_time(model, **sizes, dtype=case.dtype).article_bound_us if model else None))
+        expected.append((case, cost.expected_time(model, **sizes, dtype=case.dtype) if model else None))
     return [
         *table.header_lines(
             members=members,
             versions=gang.members[0].versions,
             links=", ".join(sorted(set(links))),
-            cases=bounds,
+            cases=expected,
         ),
         *table.column_lines(),
     ]

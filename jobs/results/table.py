@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cmkernel.cost import ExpectedTime
 from jobs.records import HEADLINE, TIMES, Case, Row
 
 MAX_WIDTH = 180
@@ -91,7 +92,7 @@ def header_lines(
     members: Sequence[Mapping[str, Any]],
     versions: Mapping[str, str],
     links: str,
-    cases: Sequence[tuple[Case, float | None]],
+    cases: Sequence[tuple[Case, ExpectedTime | None]],
 ) -> list[str]:
     """What runs where.
 
@@ -100,12 +101,12 @@ def header_lines(
         ``gpu_uuid`` and ``driver_version``.
       versions: of the software, by name.
       links: how the devices are connected.
-      cases: what will be measured, each with the modelled article bound in microseconds where there is a model.
+      cases: what will be measured, each with its modelled times where there is a model of the device.
     """
     hosts = list(dict.fromkeys(str(member["host"]) for member in members))
     drivers = sorted({str(member["driver_version"]) for member in members if member.get("driver_version")})
     named = [f"{name} {version}" for name, version in versions.items()] + [f"driver {driver}" for driver in drivers]
-    modelled = any(bound_us is not None for _, bound_us in cases)
+    modelled = any(expected is not None for _, expected in cases)
     lines = [
         f"# Ring all-gather matmul: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}",
         "# Devices",
@@ -113,10 +114,13 @@ def header_lines(
         f"# Versions : {', '.join(named)}",
         f"# Links    : {links or _NONE}",
         f"# Cases    : {len(cases)}"
-        + ("; bound: the article's D x local + 6 us x (D-1), local from the datasheet's peak" if modelled else ""),
+        + (
+            "; expected from the datasheet's peak and link; bound: the article's D x local + 6 us x (D-1)"
+            if modelled
+            else ""
+        ),
     ]
-    for case, bound_us in cases:
-        lines.append(f"#   {case}" + (f"  bound {bound_us:.1f} us" if bound_us is not None else ""))
+    lines += [f"#   {case}{_expected(expected) if expected else ''}" for case, expected in cases]
     return lines
 
 
@@ -159,6 +163,13 @@ def footer_lines(rows: Sequence[Row]) -> list[str]:
         lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if failed else 'OK'}")
     lines.append(f"# Rows : {len(rows)}" + (f", {len(failed)} of them FAILED" if failed else ""))
     return lines
+
+
+def _expected(expected: ExpectedTime) -> str:
+    return (
+        f"  expected: ring {expected.overlapped_us:.1f} us, all-gather then dot {expected.serial_us:.1f} us; "
+        f"bound {expected.article_bound_us:.1f} us"
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cmkernel.cost import ExpectedTime
 from jobs.records import TIMES, Case, Check, Derived, Row, Spread
 from jobs.results import table
 
@@ -21,6 +22,7 @@ PASSED = Check(
 FAILED = dataclasses.replace(
     PASSED, passed=False, num_wrong=12, relative_error=float("inf"), integers_exact=False, failed_ranks=(0, 1)
 )
+EXPECTED = ExpectedTime(local_us=70.0, gather_us=18.1, serial_us=88.1, overlapped_us=70.0, article_bound_us=86.04)
 DERIVED = Derived(
     tflops_per_gpu=687.19,
     utilisation=0.6946,
@@ -124,7 +126,10 @@ def test_every_line_that_is_no_row_is_a_comment():
         for rank in range(2)
     ]
     lines = table.header_lines(
-        members=members, versions={"jax": "0.11.2", "NCCL": "2.30.7"}, links="NV18", cases=[(CASE, 86.04), (CASE, None)]
+        members=members,
+        versions={"jax": "0.11.2", "NCCL": "2.30.7"},
+        links="NV18",
+        cases=[(CASE, EXPECTED), (CASE, None)],
     )
     lines += table.column_lines() + table.footer_lines(rows)
     assert all(line.startswith("#") and len(line) <= table.MAX_WIDTH and "\n" not in line for line in lines)
@@ -133,7 +138,10 @@ def test_every_line_that_is_no_row_is_a_comment():
     assert "Rank  1 on host1 pid 4000001 NVIDIA H200 device 1 GPU-7eec7d4f-6b3d-5a3d-0a52-5d1b1a0e5d11" in text
     assert "jax 0.11.2, NCCL 2.30.7, driver 580.159.03" in text
     assert "NV18" in text
-    assert "70b_qkv m_shard=1024 k=8192 n_shard=5120 bfloat16 D=2  bound 86.0 us" in text
+    assert (
+        "70b_qkv m_shard=1024 k=8192 n_shard=5120 bfloat16 D=2  expected: ring 70.0 us, all-gather then dot 88.1 us; bound 86.0 us"
+        in text
+    )
     assert text.count("bound 86.0 us") == 1
     for name in TIMES:
         assert f"{name}:" in text
