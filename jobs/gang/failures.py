@@ -72,7 +72,7 @@ def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int]
         what, tail = f"{failure.type_name}: {_one_line(failure.text)}", failure.traceback_tail
     else:
         what, tail = _one_line(str(answer.error).strip().splitlines()[-1]), str(answer.error)
-    message = f"{name_rank(places, answer.key)} failed while {doing}: {what}{_silent(places, silent)}"
+    message = f"{name_rank(places, answer.key)} failed while {doing}: {what}{_cure(what)}{_silent(places, silent)}"
     # A peer is gone, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
     kind = InfrastructureError if silent else RankFailed
     return kind(f"{message}\n{tail}")
@@ -88,6 +88,16 @@ def final_error(failure: Failure) -> JobError | None:
     if by_cmkernel and failure.type_name in ("ValueError", "NotImplementedError"):
         return UsageError(failure.text)
     return None
+
+
+def _cure(what: str) -> str:
+    """What the user can do about an error whose own text doesn't say."""
+    if "No suitable space found" in what:  # NCCL, when XLA registers one arena too many
+        return (
+            "; each live executable of mosaic_gpu maps XLA's whole arena: lower cluster.gpu_memory_fraction, which sets "
+            "XLA_PYTHON_CLIENT_MEM_FRACTION"
+        )
+    return ""
 
 
 def _silent(places: Sequence[Place], ranks: Collection[int]) -> str:

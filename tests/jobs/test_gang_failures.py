@@ -114,3 +114,15 @@ def test_two_ranks_on_one_gpu():
     refuse_shared_gpus([dataclasses.replace(member, rank=r, gpu_uuid=None) for r in (0, 1)])
     with pytest.raises(InfrastructureError, match=r"rank 0 on host1 \(pid 11\) and rank 1 on .* have one GPU, GPU-1"):
         refuse_shared_gpus([member, dataclasses.replace(member, rank=1)])
+
+
+def test_the_window_over_the_arena_is_explained():
+    """What jax raised on 2x H200 when a third executable with symmetric memory came to life."""
+    text = (
+        "INTERNAL: NCCL operation nccl_status failed: internal error - please report this issue to the NCCL developers. "
+        "Last NCCL warning(error) log entry (may be unrelated) 'Allocation failed. No suitable space found to accommodate "
+        "size=0x1179a00000 within limit=0x2300000000'."
+    )
+    error = session_error(PLACES, raising(RuntimeError(text)), [], "timing")
+    assert "cluster.gpu_memory_fraction" in str(error)
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in str(error)
