@@ -94,8 +94,8 @@ def _cure(what: str) -> str:
     """What the user can do about an error whose own text doesn't say."""
     if "No suitable space found" in what:  # NCCL, when XLA registers one arena too many
         return (
-            "; each live executable of mosaic_gpu maps XLA's whole arena: lower cluster.gpu_memory_fraction, which sets "
-            "XLA_PYTHON_CLIENT_MEM_FRACTION"
+            "; each live executable of mosaic_gpu maps XLA's whole arena: lower cluster.gpu_memory_fraction, which "
+            "sets XLA_PYTHON_CLIENT_MEM_FRACTION"
         )
     return ""
 

@@ -119,9 +119,9 @@ def test_two_ranks_on_one_gpu():
 def test_the_window_over_the_arena_is_explained():
     """What jax raised on 2x H200 when a third executable with symmetric memory came to life."""
     text = (
-        "INTERNAL: NCCL operation nccl_status failed: internal error - please report this issue to the NCCL developers. "
-        "Last NCCL warning(error) log entry (may be unrelated) 'Allocation failed. No suitable space found to accommodate "
-        "size=0x1179a00000 within limit=0x2300000000'."
+        "INTERNAL: NCCL operation nccl_status failed: internal error - please report this issue to the NCCL "
+        "developers. Last NCCL warning(error) log entry (may be unrelated) 'Allocation failed. No suitable space "
+        "found to accommodate size=0x1179a00000 within limit=0x2300000000'."
     )
     error = session_error(PLACES, raising(RuntimeError(text)), [], "timing")
     assert "cluster.gpu_memory_fraction" in str(error)
