@@ -92,8 +92,10 @@ def test_a_multirun_is_one_job_for_each_point(tmp_path):
     finished = run("-m", *QUICK, "problem.m_shard=32,48", HOME=str(tmp_path))
     assert finished.code == 0, finished.stderr
     lines = [json.loads(x.removeprefix("RESULT ")) for x in finished.stdout.splitlines() if x.startswith("RESULT")]
-    assert [line["status"] for line in lines] == ["ok", "ok"]
-    assert len({line["run_dir"] for line in lines}) == 2
+    assert [line["status"] for line in lines] == ["ok", "ok", "ok"], "one for each point, and one for all"
+    assert lines[2]["run_dirs"] == [lines[0]["run_dir"], lines[1]["run_dir"]]
+    assert lines[0]["run_dir"] != lines[1]["run_dir"]
+    assert lines[2]["rows"] == lines[0]["rows"] + lines[1]["rows"] == 6
 
 
 @pytest.mark.slow
