@@ -74,6 +74,8 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
         about["members"] = [dataclasses.asdict(member) for member in gang.members]
         run_dir.write_environment(about)
         links = gang.call("links", timeout_s=settings.cluster.step_timeout_s, doing="reading links")
+        overrides = " ".join(HydraConfig.get().overrides.task)
+        print(f"# Overrides: {overrides or 'none'}", flush=True)
         for line in _header(gang, cases, links):
             print(line, flush=True)
         journal = stack.enter_context(Journal(run_dir.journal_path))

@@ -106,6 +106,14 @@ if not info.status.is_terminal():
 if info.status is JobStatus.STOPPED:
     sys.exit(STOPPED)
 code = info.driver_exit_code
+if code == 1 and "RESULT {" not in client.get_job_logs(submission_id):
+    # Python's own exit code for an error on the way to the job; the job's 1 means a failed check.
+    print(
+        "submit.sh: the job didn't start, see above. It runs the `python` that is first on the PATH of the shell that "
+        "started Ray: start Ray with the locked environment activated, or submit with --install",
+        file=sys.stderr,
+    )
+    sys.exit(INFRASTRUCTURE)
 if code is None:  # it never began
     sys.exit(0 if info.status is JobStatus.SUCCEEDED else INFRASTRUCTURE)
 sys.exit(128 - code if code < 0 else code)

@@ -72,7 +72,7 @@ _COLUMNS = (
     _Column("n_shard", "(cols)", 7, lambda row: str(row.case.n_shard)),
     _Column("type", "", 4, lambda row: _DTYPES.get(row.case.dtype, row.case.dtype)),
     _Column("D", "", 3, lambda row: str(row.case.num_ranks)),
-    _Column("implementation", "", 14, lambda row: row.implementation, left=True),
+    _Column("implementation", "", 17, lambda row: row.implementation, left=True),
     _time("kernel_us", 9),
     _fastest_rank("kernel_us", 7),
     *(_time(name, _TIME_WIDTHS.get(name, 9)) for name in TIMES if name != "kernel_us"),
