@@ -58,8 +58,9 @@ ray=ray python=python3
 if [[ -x $root/.venv/bin/ray ]]; then ray=$root/.venv/bin/ray python=$root/.venv/bin/python; fi
 command -v "$ray" >/dev/null || fail "no ray in $root/.venv/bin or on the PATH: scripts/bench.sh makes .venv on first use"
 
-# Anchored with a slash: a pattern without one matches at any depth, conf/wandb too. Ray also honours .gitignore.
-excludes='"/.*", "/benchmarks", "/build", "/dist", "/multirun", "/outputs", "/runs",
+# Anchored with a slash: a pattern without one matches at any depth, conf/wandb too. The hidden names need a letter: to
+# Ray the upload itself is ".". Ray also honours .gitignore.
+excludes='"/.[a-z]*", "/benchmarks", "/build", "/dist", "/multirun", "/outputs", "/runs",
   "/tests", "/wandb", "/*.egg-info", "__pycache__"'
 pip=''
 if ((${#locks[@]})); then
