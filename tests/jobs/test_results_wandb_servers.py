@@ -257,22 +257,28 @@ def test_online_run_reaches_the_server_and_the_key_no_file(run_dir, tmp_path, mo
 
 @pytest.mark.parametrize("uploaded", [0, 1])
 def test_online_run_is_made_again_when_its_service_dies(run_dir, monkeypatch, serve, uploaded):
+    """In a process of its own, as in a job: what a killed service leaves behind in wandb's client stays there."""
     server = serve(200)
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    sink = start(run_dir, WandbMode.auto)
-    url = sink.url
-    if uploaded:
-        sink.log_row(row(1.25), [])
-        while not server.history:
-            time.sleep(0.1)
-    (service,) = service_pids()
-    os.kill(service, signal.SIGKILL)
-    time.sleep(0.5)
-    for time_us in [2.5, 5.0] if uploaded else [1.25, 2.5, 5.0]:
-        sink.log_row(row(time_us), [])
-    sink.finish(exit_code=143, status="stopped")
-    assert sink.complete
-    assert sink.url == url
+    process = child(
+        run_dir,
+        "import os\n"
+        "from jobs.results.wandb_process import service_pids\n"
+        "from tests.jobs.test_results_wandb_servers import row\n"
+        "sink = start(); url = sink.url\n"
+        f"for time_us in [1.25][:{uploaded}]: sink.log_row(row(time_us), [])\n"
+        "print('logged', flush=True); sys.stdin.readline()\n"
+        "(service,) = service_pids(); os.kill(service, signal.SIGKILL); time.sleep(0.5)\n"
+        f"for time_us in [1.25, 2.5, 5.0][{uploaded}:]: sink.log_row(row(time_us), [])\n"
+        "sink.finish(exit_code=143, status='stopped')\n"
+        "assert sink.complete; assert sink.url == url\n",
+    )
+    assert process.stdout.readline() == "logged\n"
+    deadline = time.monotonic() + 60
+    while uploaded and not server.history and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.communicate("go on\n", timeout=120)
+    assert process.returncode == 0
     # Each row once, whatever had arrived before.
     found = [json.loads(line) for line in server.history]
     rows = [(line["_step"], line["ppermute/in_graph_us"]) for line in found if "case/name" in line]
@@ -316,7 +322,9 @@ def child(run_dir: Path, body: str) -> subprocess.Popen:
         "def start(**settings): return WandbSink.start(WandbSettings(mode=WandbMode.auto, **settings),\n"
         f"    run_dir=Path({str(run_dir)!r}), config={{}}, group=None, tags=[])\n"
     ) + body
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_process_ends_at_once_after_a_frozen_server(run_dir, monkeypatch, listener):
