@@ -15,6 +15,11 @@ MAX_ACCUMULATOR_REGISTERS = 192
 NUM_COMPUTE_WARPGROUPS = 2
 # Mbarriers (8 bytes each) and the padding that the 1024-byte alignment of swizzled tiles can cost.
 SMEM_RESERVE_BYTES = 2_048
+# What a communication CTA copies at a time: 16 KiB. Large enough for the copy engine, small enough that many fit.
+COMM_BLOCK_ROWS, COMM_BLOCK_COLUMNS = 64, 128
+COMM_BLOCK_BYTES = COMM_BLOCK_ROWS * COMM_BLOCK_COLUMNS * OPERAND_BYTES
+MAX_COMM_WARPS = 4
+MIN_BLOCK_SLOTS, MAX_BLOCK_SLOTS = 2, 4
 
 
 class MatmulDimension(enum.Enum):
@@ -136,28 +141,28 @@ class KernelConfig(TileConfig):
     """Arrival counters per M tile: how finely the multiply follows what arrives. Rounded to what the shape allows."""
     num_comm_ctas: int = 4
     """CTAs that only send. 0: a second memory warp of each compute CTA sends the lhs tiles that are loaded anyway."""
-    num_stores_in_flight: int = 2
-    """Copies to the next rank that a communication CTA keeps in flight; fewer than ``max_concurrent_steps``."""
+    num_comm_warps: int = 4
+    """Sending warps of a communication CTA, at most 4: fewer send slower and disturb the multiply less."""
     wait_ahead: bool = False
     """Whether a warp of its own polls the arrival counters ahead of the loads: pays where one wave does it all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_chunks", "num_stores_in_flight"):
+        for name in ("num_chunks", "num_comm_warps"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
         if self.num_comm_ctas < 0:
             raise ValueError(f"num_comm_ctas={self.num_comm_ctas} must be at least 0")
-        if self.num_comm_ctas and self.num_stores_in_flight >= self.max_concurrent_steps:
+        if self.num_comm_warps > MAX_COMM_WARPS:
             raise ValueError(
-                f"num_stores_in_flight={self.num_stores_in_flight} must be less than "
-                f"max_concurrent_steps={self.max_concurrent_steps}, the slots that they are sent from"
+                f"num_comm_warps={self.num_comm_warps} must be at most {MAX_COMM_WARPS}, a warpgroup's warps"
             )
-        if self.num_comm_ctas and self.cta_tile_m % self.tile_k:
-            raise ValueError(
-                f"cta_tile_m={self.cta_tile_m} must be a multiple of tile_k={self.tile_k}, the rows that a "
-                "communication CTA sends at a time"
-            )
+
+    @property
+    def num_block_slots(self) -> int:
+        """Blocks that a sending warp has room for: its share of what a compute CTA uses as pipeline, but at least 2."""
+        share = pipeline_bytes(self) // (self.num_comm_warps * COMM_BLOCK_BYTES)
+        return min(max(share, MIN_BLOCK_SLOTS), MAX_BLOCK_SLOTS)
 
 
 # The config that each kernel takes, by the name of its implementation.
@@ -167,14 +172,23 @@ CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig]] = {
 }
 
 
+def pipeline_bytes(config: TileConfig) -> int:
+    """Shared memory of the pipeline slots of one CTA in bytes."""
+    step = (config.cta_tile_m + config.cta_tile_n) * config.tile_k
+    return config.max_concurrent_steps * step * OPERAND_BYTES
+
+
+def block_bytes(config: TileConfig) -> int:
+    """Shared memory of the blocks of a communication CTA in bytes, in the place of the pipeline slots."""
+    if not isinstance(config, KernelConfig) or config.num_comm_ctas == 0:
+        return 0
+    return config.num_comm_warps * config.num_block_slots * COMM_BLOCK_BYTES
+
+
 def smem_bytes(config: TileConfig) -> int:
     """Shared memory of one CTA in bytes: pipeline slots, epilogue slots and the reserve for barriers and alignment."""
-    pipeline_step = (config.cta_tile_m + config.cta_tile_n) * config.tile_k
-    epilogue_slot = config.epi_tile_m * config.epi_tile_n
-    elements = (
-        config.max_concurrent_steps * pipeline_step + NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * epilogue_slot
-    )
-    return elements * OPERAND_BYTES + SMEM_RESERVE_BYTES
+    epilogue = NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * config.epi_tile_m * config.epi_tile_n
+    return max(pipeline_bytes(config), block_bytes(config)) + epilogue * OPERAND_BYTES + SMEM_RESERVE_BYTES
 
 
 def validate_shape(config: SimpleKernelConfig, *, m_shard: int, k: int, n_shard: int) -> None:

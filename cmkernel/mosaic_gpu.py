@@ -6,8 +6,9 @@ shard, only for the piece that it loads next; and the multiplying warps neither 
 ``cmkernel.protocol``; this module turns it into copies, waits and signals.
 
 Warps of a CTA: two warpgroups multiply and store results. The third has one warp that loads, one that sends, and one
-that polls arrival counters ahead of the loads (``wait_ahead``). In a communication CTA the first two of those use the
-slots of the rhs to pass the shard on, and the rest is idle.
+that polls arrival counters ahead of the loads (``wait_ahead``). In a communication CTA each warp of the third passes pieces
+of the shard on, block by block through the shared memory of the idle pipeline, and the two warpgroups are idle. While
+one of its warps waits for its copies to land, before it signals, the others keep the link busy.
 
 Optimization barriers stand around a call that communicates. XLA would otherwise wrap a kernel together with a slice of
 which it reads or writes, say of weights stacked for ``lax.scan``, into one dynamic-slice fusion, and then fail to put
@@ -31,7 +32,14 @@ from jax.experimental.mosaic.gpu import utils as mosaic_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmkernel import hardware, ring
-from cmkernel.config import NUM_COMPUTE_WARPGROUPS, OPERAND_BYTES, KernelConfig, MatmulDimension
+from cmkernel.config import (
+    COMM_BLOCK_COLUMNS,
+    COMM_BLOCK_ROWS,
+    NUM_COMPUTE_WARPGROUPS,
+    OPERAND_BYTES,
+    KernelConfig,
+    MatmulDimension,
+)
 from cmkernel.protocol import Protocol, make_protocol
 
 SUPPORTED_DTYPES = (jnp.float16, jnp.bfloat16)
@@ -143,9 +151,14 @@ def _smem_types(config: KernelConfig, protocol: Protocol, communicates: bool, dt
     # wgmma wants the same swizzle for both operands.
     operands = functools.partial(swizzled, num_slots, swizzle_bytes=config.swizzle_elems * OPERAND_BYTES)
     results = functools.partial(swizzled, swizzle_bytes=_result_swizzle_bytes(config))
+    pipeline = (operands(config.cta_tile_m, config.tile_k), operands(config.tile_k, config.cta_tile_n))
+    blocks = ()
+    if communicates and protocol.num_comm_ctas:
+        # No CTA has both: a communication CTA keeps its blocks where others have the operands.
+        num_block_slots = config.num_comm_warps * config.num_block_slots
+        blocks = (plgpu.SMEM((num_block_slots, COMM_BLOCK_ROWS, COMM_BLOCK_COLUMNS), dtype),)
     types = {
-        "lhs_smem": operands(config.cta_tile_m, config.tile_k),
-        "rhs_smem": operands(config.tile_k, config.cta_tile_n),
+        "pipeline_smem": plgpu.RefUnion(pipeline, blocks) if blocks else pipeline,
         "out_smem": results(NUM_COMPUTE_WARPGROUPS, config.num_epilogue_slots, *epi_tile),
         "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=num_slots),  # the copies of lhs and of rhs
         # By the compute warpgroups, and by the sending warp where there is one.
@@ -153,9 +166,8 @@ def _smem_types(config: KernelConfig, protocol: Protocol, communicates: bool, dt
             num_arrivals=NUM_COMPUTE_WARPGROUPS + (communicates and protocol.sends_in_tile), num_barriers=num_slots
         ),
     }
-    if communicates and protocol.num_comm_ctas:
-        types["block_loaded"] = plgpu.Barrier(num_arrivals=1, num_barriers=num_slots)
-        types["block_sent"] = plgpu.Barrier(num_arrivals=1, num_barriers=num_slots)
+    if blocks:
+        types["block_loaded"] = plgpu.Barrier(num_arrivals=1, num_barriers=num_block_slots)
     if communicates and config.wait_ahead:
         types["arrival_seen"] = plgpu.Barrier(num_arrivals=1, num_barriers=POLL_AHEAD)
         types["arrival_taken"] = plgpu.Barrier(num_arrivals=1, num_barriers=POLL_AHEAD)
@@ -209,8 +221,8 @@ class _Cta:
     out_smem: Ref
     loaded: Ref
     released: Ref
+    block_smem: Ref = None
     block_loaded: Ref = None
-    block_sent: Ref = None
     arrival_seen: Ref = None
     arrival_taken: Ref = None
 
@@ -374,82 +386,71 @@ class _Cta:
         # Not later: the next tile may wait for the other ranks, and they for this signal.
         self.signal(step, m_idx, last_chunk, num_pending=0)
 
-    # A communication CTA: one warp loads blocks of the shard into the slots of the rhs, another sends them.
+    # The sending warps of a communication CTA: each loads blocks of its pieces into slots of its own and sends them on.
 
     @property
     def num_block_rows(self) -> int:
-        """Blocks, of ``tile_k`` rows and ``cta_tile_n`` columns, along M in a piece."""
-        return self.config.cta_tile_m // self.config.tile_k
+        """Blocks along M in a piece."""
+        return self.config.cta_tile_m // COMM_BLOCK_ROWS
 
     @property
     def num_blocks(self) -> int:
         """Blocks of a piece."""
-        return self.num_block_rows * (self.protocol.chunk_k_steps * self.config.tile_k // self.config.cta_tile_n)
+        return self.num_block_rows * (self.protocol.chunk_k_steps * self.config.tile_k // COMM_BLOCK_COLUMNS)
 
     def block(self, m_idx: Index, chunk: Index, block: Index) -> tuple[Any, Any]:
         """Rows and columns of a block; those outside the shard are not copied."""
-        rows, columns = self.config.tile_k, self.config.cta_tile_n
-        row = m_idx * self.config.cta_tile_m + lax.rem(block, self.num_block_rows) * rows
-        column = chunk * (self.protocol.chunk_k_steps * self.config.tile_k)
-        return pl.ds(row, rows), pl.ds(column + lax.div(block, self.num_block_rows) * columns, columns)
+        row = m_idx * self.config.cta_tile_m + lax.rem(block, self.num_block_rows) * COMM_BLOCK_ROWS
+        first_column = chunk * (self.protocol.chunk_k_steps * self.config.tile_k)
+        column = first_column + lax.div(block, self.num_block_rows) * COMM_BLOCK_COLUMNS
+        return pl.ds(row, COMM_BLOCK_ROWS), pl.ds(column, COMM_BLOCK_COLUMNS)
 
-    def load_blocks(self) -> None:
-        def load_piece(shard_gmem: Ref, i: Index, m_idx: Index, chunk: Index) -> None:
-            @pl.loop(0, self.num_blocks)
-            def _block(block):
-                load = i * self.num_blocks + block
-                slot = self.slot(load)
-                # Invariant: a slot is overwritten only after its last block has been read by the copy that sent it.
-                pl.when(load >= self.config.max_concurrent_steps)(lambda: plgpu.barrier_wait(self.block_sent.at[slot]))
-                block_gmem = shard_gmem.at[self.block(m_idx, chunk, block)]
-                plgpu.copy_gmem_to_smem(block_gmem, self.rhs_smem.at[slot], self.block_loaded.at[slot])
+    def send_pieces(self, warp: Index) -> None:
+        sender = self.comm_index * self.config.num_comm_warps + warp
 
-        @pl.loop(0, self.protocol.num_local_jobs(self.comm_index))
+        @pl.loop(0, self.protocol.num_local_jobs(sender))
         def _job(i):
-            step, m_idx, chunk = self.protocol.job(self.comm_index, i)
-            pl.when(step == 0)(lambda: load_piece(self.lhs_gmem, i, m_idx, chunk))
+            step, m_idx, chunk = self.protocol.job(sender, i)
             if self.protocol.num_ranks > 2:
 
                 @pl.when(step > 0)
                 def _forward():
                     self.await_piece(step, m_idx, chunk)
                     _fence_async_proxy()
-                    load_piece(self.scratch_gmem.at[ring.read_slot(step)], i, m_idx, chunk)
 
-    def send_blocks(self) -> None:
-        protocol, num_in_flight = self.protocol, self.config.num_stores_in_flight
-        delay = min(num_in_flight, self.num_blocks - 1)
-        scratch_gmem = self.next_rank(self.scratch_gmem)
+            self.send_piece(warp, step, m_idx, chunk)
+            # Invariant: all copies have landed, so all slots are free for the next piece.
+            self.signal(step, m_idx, chunk, num_pending=0)
 
-        @pl.loop(0, protocol.num_local_jobs(self.comm_index))
-        def _job(i):
-            step, m_idx, chunk = protocol.job(self.comm_index, i)
-            shard_gmem = scratch_gmem.at[ring.write_slot(step)]
+    def send_piece(self, warp: Index, step: Index, m_idx: Index, chunk: Index) -> None:
+        num_slots = self.config.num_block_slots
+        target_gmem = self.next_rank(self.scratch_gmem).at[ring.write_slot(step)]
 
-            @pl.loop(0, self.num_blocks)
-            def _block(block):
-                load = i * self.num_blocks + block
-                slot = self.slot(load)
-                plgpu.barrier_wait(self.block_loaded.at[slot])
-                plgpu.copy_smem_to_gmem(self.rhs_smem.at[slot], shard_gmem.at[self.block(m_idx, chunk, block)])
+        def slot(block: Index) -> Index:
+            return warp * num_slots + lax.rem(block, num_slots)
 
-                @pl.when(load >= num_in_flight)
-                def _release():
-                    plgpu.wait_smem_to_gmem(num_in_flight, wait_read_only=True)
-                    plgpu.barrier_arrive(self.block_sent.at[self.slot(load - num_in_flight)])
+        def load_from(shard_gmem: Ref, block: Index) -> None:
+            block_gmem = shard_gmem.at[self.block(m_idx, chunk, block)]
+            plgpu.copy_gmem_to_smem(block_gmem, self.block_smem.at[slot(block)], self.block_loaded.at[slot(block)])
 
-                @pl.when((block == delay) & (i > 0))
-                def _signal_late():
-                    last_job = protocol.job(self.comm_index, i - 1)
-                    pl.when(protocol.may_signal_late(self.comm_index, i - 1))(
-                        lambda: self.signal(*last_job, num_pending=delay + 1)
-                    )
+        def load(block: Index) -> None:
+            pl.when(step == 0)(lambda: load_from(self.lhs_gmem, block))
+            if self.protocol.num_ranks > 2:
+                pl.when(step > 0)(lambda: load_from(self.scratch_gmem.at[ring.read_slot(step)], block))
 
-            lax.cond(
-                protocol.may_signal_late(self.comm_index, i),
-                lambda: None,
-                lambda: self.signal(step, m_idx, chunk, num_pending=0),
-            )
+        pl.loop(0, min(num_slots, self.num_blocks))(load)
+
+        @pl.loop(0, self.num_blocks)
+        def _block(block):
+            plgpu.barrier_wait(self.block_loaded.at[slot(block)])
+            plgpu.copy_smem_to_gmem(self.block_smem.at[slot(block)], target_gmem.at[self.block(m_idx, chunk, block)])
+            refill = block + (num_slots - 1)
+
+            @pl.when((block > 0) & (refill < self.num_blocks))
+            def _refill():
+                # Invariant: of this warp's copies only the newest still reads shared memory.
+                plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+                load(refill)
 
     # The compute warpgroups.
 
@@ -511,20 +512,15 @@ class _Cta:
 
         @plgpu.warp_map
         def _warp(warp):
-            @pl.when(warp == LOAD_WARP)
-            def _load():
-                if has_comm_ctas:
-                    lax.cond(self.is_compute, self.load_tiles, self.load_blocks)
-                else:
-                    self.load_tiles()
-
-            if self.communicates:
-                if has_comm_ctas:
-                    pl.when((warp == SEND_WARP) & (self.comm_index >= 0))(self.send_blocks)
-                else:
-                    pl.when(warp == SEND_WARP)(self.send_tiles)
-                if self.config.wait_ahead:
-                    pl.when(warp == POLL_WARP)(self.poll)
+            if has_comm_ctas:
+                is_sender = (self.comm_index >= 0) & (warp < self.config.num_comm_warps)
+                pl.when(is_sender)(lambda: self.send_pieces(warp))
+            elif self.communicates:
+                pl.when(warp == SEND_WARP)(self.send_tiles)
+            # A communication CTA has no tiles to load.
+            pl.when((warp == LOAD_WARP) & self.is_compute)(self.load_tiles)
+            if self.communicates and self.config.wait_ahead:
+                pl.when((warp == POLL_WARP) & self.is_compute)(self.poll)
 
 
 def _launch(
@@ -567,8 +563,12 @@ def _launch(
     elif received is not None:
         operands.append(received)
 
-    def ring_all_gather_matmul_kernel(lhs_gmem, rhs_gmem, *refs, **smem):
+    def ring_all_gather_matmul_kernel(lhs_gmem, rhs_gmem, *refs, pipeline_smem, **smem):
         out_gmem, scratch_gmem = (refs[0], refs[-1]) if communicates else (refs[-1], refs[0])
+        if isinstance(pipeline_smem, tuple):
+            lhs_smem, rhs_smem = pipeline_smem
+        else:
+            (lhs_smem, rhs_smem), (smem["block_smem"],) = pipeline_smem
         cta = _Cta(
             config=config,
             protocol=protocol,
@@ -580,6 +580,8 @@ def _launch(
             out_gmem=out_gmem,
             scratch_gmem=scratch_gmem,
             counters=pl.get_global(plgpu.SemaphoreType.REGULAR((protocol.num_counters,))) if communicates else None,
+            lhs_smem=lhs_smem,
+            rhs_smem=rhs_smem,
             **smem,
         )
         # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.

@@ -139,6 +139,7 @@ class Recorder:
             warp_map=lambda body: body(self.warp),
             # For the shared memory's types.
             SMEM=lambda *args, **kwargs: None,
+            RefUnion=lambda *args: None,
             TilingTransform=lambda *args: None,
             SwizzleTransform=lambda *args: None,
             find_swizzle=lambda bits: 128,
@@ -183,14 +184,16 @@ class Recording:
 def record(config, *, num_ranks: int, m_shard: int, k: int, n_shard: int, num_sms: int) -> Recording:
     protocol = make_protocol(config, num_ranks=num_ranks, m_shard=m_shard, k=k, n_shard=n_shard, num_sms=num_sms)
     warps = []
-    roles = [("compute", 0, None), ("compute", 1, None), ("memory", 2, 0), ("memory", 2, 1), ("memory", 2, 2)]
+    roles = [("compute", 0, None), ("compute", 1, None), *(("memory", 2, warp) for warp in range(4))]
     for rank, cta, (role, wg, warp) in itertools.product(range(num_ranks), range(num_sms), roles):
         recorder = Recorder(num_ranks)
         recorder.wg, recorder.warp = wg, warp
         with recorder.installed():
             types_ = mosaic_gpu._smem_types(config, protocol, True, None)
-            num_arrivals = {name: value[0] for name, value in types_.items() if value}
-            refs = {name: Ref(name) for name in types_ if name != "out_smem"}
+            num_arrivals = {
+                name: value[0] for name, value in types_.items() if name not in ("out_smem", "pipeline_smem")
+            }
+            refs = {name: Ref(name) for name in types_ if name not in ("out_smem", "pipeline_smem")}
             body = mosaic_gpu._Cta(
                 config=config,
                 protocol=protocol,
@@ -202,6 +205,9 @@ def record(config, *, num_ranks: int, m_shard: int, k: int, n_shard: int, num_sm
                 out_gmem=Ref("out", rank),
                 scratch_gmem=Ref("scratch", rank),
                 counters=Ref("counters", rank),
+                lhs_smem=Ref("lhs_smem"),
+                rhs_smem=Ref("rhs_smem"),
+                block_smem=Ref("block_smem"),
                 out_smem=_OutSmem("out_smem"),
                 **refs,
             )

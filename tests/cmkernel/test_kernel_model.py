@@ -10,14 +10,12 @@ from cmkernel.config import KernelConfig
 
 from . import kernel_model
 
-tiny = functools.partial(
-    KernelConfig, tile_m=64, tile_n=64, max_concurrent_steps=2, num_stores_in_flight=1, num_chunks=2
-)
+tiny = functools.partial(KernelConfig, tile_m=64, tile_n=64, max_concurrent_steps=2, num_comm_warps=1, num_chunks=2)
 CONFIGS = {
     "communication CTA": tiny(num_comm_ctas=1),
     "in-tile": tiny(num_comm_ctas=0),
     "communication CTAs, polling warp": tiny(
-        num_comm_ctas=2, wait_ahead=True, max_concurrent_steps=3, num_stores_in_flight=2
+        num_comm_ctas=2, wait_ahead=True, max_concurrent_steps=3, num_comm_warps=2
     ),
     "in-tile, polling warp": tiny(num_comm_ctas=0, wait_ahead=True, num_chunks=3),
 }

@@ -22,7 +22,7 @@ RACE = "RACE DETECTED"  # What the interpreter prints.
 # Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
 INTERPRET = plgpu.InterpretGPUParams(detect_races=True, num_tma_threads_per_device=199)
 M, N = MatmulDimension.M, MatmulDimension.N
-SMALL = KernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2, num_stores_in_flight=1)
+SMALL = KernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2, num_comm_warps=1)
 
 
 def integers(seed: int, shape: tuple[int, ...], dtype=jnp.bfloat16) -> jax.Array:
