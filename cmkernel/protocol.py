@@ -16,7 +16,7 @@ from typing import Any
 from jax import lax
 
 from cmkernel import ring
-from cmkernel.config import COMM_BLOCK_COLUMNS, KernelConfig
+from cmkernel.config import COMM_BLOCK_COLUMNS, NUM_COMM_WARPS, KernelConfig
 
 Int = Any  # int, or a traced int32 scalar; never negative
 
@@ -163,5 +163,5 @@ def make_protocol(
         group_width=min(config.grid_tile_width, _ceil_div(m_shard, config.cta_tile_m)),
         num_compute_ctas=num_sms - num_comm_ctas,
         num_comm_ctas=num_comm_ctas,
-        num_senders=num_comm_ctas * config.num_comm_warps,
+        num_senders=num_comm_ctas * NUM_COMM_WARPS,
     )
