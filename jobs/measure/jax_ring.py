@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import types
 from typing import Any, NamedTuple
 
@@ -114,7 +115,6 @@ def plain(config: Any) -> dict[str, Any]:
 def _module() -> types.ModuleType:
     # Late: it imports jax's test utilities, and with them absl.
     try:
-        from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu
+        return importlib.import_module("jax.experimental.pallas.ops.gpu.collective_matmul_mgpu")
     except ImportError as error:
         raise NotImplementedError(f"jax's own ring can't be imported: {error}; install requirements.lock") from error
-    return collective_matmul_mgpu
