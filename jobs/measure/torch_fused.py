@@ -64,7 +64,7 @@ class Result:
 
 
 class Group:
-    """The ranks as a process group of torch; each method that several ranks must reach has a timeout."""
+    """The ranks as a process group of torch, which they have ``TIMEOUT`` to form."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self._rank, self._num_ranks = rank, num_ranks
@@ -73,7 +73,7 @@ class Group:
         self.torch: Any = None
 
     def get_ready(self, host: str) -> Readiness:
-        """Import torch, and listen at ``host``, the address of rank 0: nobody else has to know that host's ports."""
+        """Import torch; rank 0 listens at ``host``, its own address, on a port that is free there."""
         if jax.devices()[0].platform != "gpu":
             return Readiness(f"platform={jax.devices()[0].platform!r} must be 'gpu'")
         if self._num_ranks == 1:
@@ -96,7 +96,6 @@ class Group:
     def _join(self, host: str, port: int) -> None:
         dist = importlib.import_module("torch.distributed")
         importlib.import_module("torch.distributed._symmetric_memory")  # It defines the operation.
-
         self.torch.cuda.set_device(0)
         # What every implementation here does, and what the check demands: sums in float32, rounded once.
         self.torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

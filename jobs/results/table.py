@@ -130,8 +130,8 @@ def column_lines() -> list[str]:
     return [
         "#",
         "# Times: maximum over ranks of each rank's median (min: minimum over ranks); - where not measured.",
-        "# kernel_us: the multiply's kernel (torch_fused: the span of its kernels and copies); device_us: a call on the",
-        "# device, from first kernel's start to the last end; in_graph_us: a call inside a program of dependent calls;",
+        "# kernel_us: the multiply's kernel (torch_fused: the span of its kernels and copies); device_us: a call on",
+        "# the device, from first kernel's start to the last end; in_graph_us: a call inside a program of dependent calls;",
         "# call_us: one jitted call. From",
         "# t = in_graph_us: bound = local + 6 us x (D-1); TF/s of one GPU; util of its peak; /local = t / local, the",
         "# multiply without communication; xla/ = xla / t, all-gather then dot; busbw as in nccl-tests; overlap =",
