@@ -48,8 +48,8 @@ Ref = Any  # A Pallas reference; the end of its name says which memory.
 Index = Any  # A Python int or a traced int32 scalar.
 
 Delay = Callable[[Index, Index, int, Index], Index]
-"""``(rank, cta, warp, step) -> nanoseconds`` that a loading or a sending warp sleeps before each tile or piece of its
-own, at most a millisecond: a way to disturb the ring on purpose. ``warp`` is ``LOAD_WARP`` or ``SEND_WARP``."""
+"""``(rank, cta, warp, step) -> microseconds``, about, that a loading or a sending warp sleeps before each tile or piece of
+its own: a way to disturb the ring on purpose. ``warp`` is ``LOAD_WARP`` or ``SEND_WARP``."""
 
 
 def result_swizzle_bytes(config: KernelConfig) -> int:
@@ -127,6 +127,13 @@ def _fence_async_proxy() -> None:
     plgpu.inline_mgpu()(emit)()
 
 
+def _sleep_microsecond() -> None:
+    def emit(_context: Any) -> None:
+        mosaic_utils.inline_ptx("nanosleep.u32 1000;", has_side_effects=True)
+
+    plgpu.inline_mgpu()(emit)()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cta:
     """One CTA and what its warps do. Only where ranks communicate are there counters and barriers for that."""
@@ -194,7 +201,7 @@ class Cta:
     def dawdle(self, warp: int, step: Index) -> None:
         """Sleep where a ``Delay`` says so."""
         if self.delay is not None:
-            pl.delay(self.delay(self.rank, self.index, warp, step))
+            pl.loop(0, self.delay(self.rank, self.index, warp, step))(lambda _: _sleep_microsecond())
 
     def signal(self, step: Index, m_idx: Index, chunk: Index, num_pending: int) -> None:
         """Tell the next rank that it has a piece; of this warp's copies, the last ``num_pending`` are of later ones."""

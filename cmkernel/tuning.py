@@ -23,10 +23,8 @@ _SIMPLE_CANDIDATES = (
 _TILES = (
     (64, 256, MatmulDimension.M, 1.0),
     (64, 192, MatmulDimension.M, 0.75),
-    (64, 160, MatmulDimension.M, 0.65),
     (64, 128, MatmulDimension.M, 0.56),
     (64, 128, MatmulDimension.N, 0.57),
-    (64, 96, MatmulDimension.M, 0.45),
     (64, 64, MatmulDimension.M, 0.34),
     (64, 64, MatmulDimension.N, 0.34),
 )
@@ -57,12 +55,7 @@ def heuristic_config(*, m_shard: int, k: int, n_shard: int, num_ranks: int, num_
 
     def candidates() -> Iterator[KernelConfig]:
         for tile_m, tile_n, wg_dimension, _ in _TILES:
-            epi_tile_n = 32 if tile_n % 64 else 64
-            tiles = _deepest(
-                KernelConfig(
-                    tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, epi_tile_n=epi_tile_n, num_chunks=_CHUNKS
-                )
-            )
+            tiles = _deepest(KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, num_chunks=_CHUNKS))
             for num_comm_ctas in _COMM_CTAS if num_ranks > 1 else ():
                 if num_comm_ctas < num_sms:
                     config = dataclasses.replace(tiles, num_comm_ctas=num_comm_ctas)

@@ -125,13 +125,13 @@ def item_slow(form):
     def chosen(slow_rank, slow_warp, slow_step):
         def delay(rank, cta, warp, step):
             is_slow = (rank == slow_rank) & (step == slow_step)
-            return lax.select(is_slow, jnp.int32(200_000 if warp == slow_warp else 0), jnp.int32(0))
+            return lax.select(is_slow, jnp.int32(200 if warp == slow_warp else 0), jnp.int32(0))
 
         return delay
 
     def scattered(rank, cta, warp, step):
-        # Any odd multipliers: neighbours should differ, and the sleeps reach 30 us.
-        return lax.rem(rank * 7919 + cta * 104_729 + (warp + 1) * 1299 + step * 15_485, jnp.int32(30_000))
+        # Neighbours should differ, and the sleeps reach 30 us.
+        return lax.rem(rank * 79 + cta * 37 + (warp + 1) * 13 + step * 57, jnp.int32(30))
 
     delays = {"scattered": scattered}
     delays |= {(r, w, s): chosen(r, w, s) for r in range(2) for w in range(2) for s in range(2)}
