@@ -82,7 +82,9 @@ def all_gather_matmul(
 
     Raises:
       ValueError: The operands or ``config`` break a rule; the message names the value and the rule.
-      NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh.
+      NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh. From jax, when the
+        program is lowered: a ``mosaic_gpu`` kernel, named or taken by ``auto``, over a mesh whose devices aren't in the
+        order of their ids.
     """
     choice = choose_implementation(
         lhs, rhs, axis_name=axis_name, implementation=implementation, config=config, out_dtype=out_dtype
