@@ -122,7 +122,9 @@ def choose_implementation(
         expected = CONFIG_TYPES[kernel].__name__
         raise ValueError(f"config is a {type(config).__name__}, but {implementation=} takes a {expected}")
     if implementation == "mosaic_gpu_simple" and out_dtype is not None and out_dtype != lhs.dtype:
-        raise NotImplementedError(f"{implementation=} gives lhs.dtype={lhs.dtype}, not {out_dtype=}")
+        raise NotImplementedError(
+            f"{implementation=} gives lhs.dtype={lhs.dtype}, not out_dtype={jnp.dtype(out_dtype)}"
+        )
     if isinstance(config, SimpleKernelConfig):
         validate_shape(config, m_shard=math.prod(lhs.shape[:-1]), k=lhs.shape[-1], n_shard=rhs.shape[1])
     if (reason := _refusal(lhs, axis_name)) is None:
