@@ -83,7 +83,9 @@ def all_gather_matmul(
 
     Raises:
       ValueError: The operands or ``config`` break a rule; the message names the value and the rule.
-      NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh.
+      NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh. From jax, when the
+        program is lowered: a ``mosaic_gpu`` kernel, named or taken by ``auto``, over a mesh whose devices aren't in the
+        order of their ids.
     """
     choice = choose_implementation(
         lhs, rhs, axis_name=axis_name, implementation=implementation, config=config, out_dtype=out_dtype
@@ -121,7 +123,9 @@ def choose_implementation(
         expected = CONFIG_TYPES[kernel].__name__
         raise ValueError(f"config is a {type(config).__name__}, but {implementation=} takes a {expected}")
     if implementation == "mosaic_gpu_simple" and out_dtype is not None and out_dtype != lhs.dtype:
-        raise NotImplementedError(f"{implementation=} gives lhs.dtype={lhs.dtype}, not {out_dtype=}")
+        raise NotImplementedError(
+            f"{implementation=} gives lhs.dtype={lhs.dtype}, not out_dtype={jnp.dtype(out_dtype)}"
+        )
     if isinstance(config, SimpleKernelConfig):
         validate_shape(config, m_shard=math.prod(lhs.shape[:-1]), k=lhs.shape[-1], n_shard=rhs.shape[1])
     if (reason := _refusal(lhs, axis_name)) is None:

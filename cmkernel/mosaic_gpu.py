@@ -60,7 +60,8 @@ def ring_all_gather_matmul(
 
     Raises:
       ValueError: the operands don't fit each other, or no CTA is left to compute.
-      NotImplementedError: operands or a result of another dtype, or ``num_sms`` left out where no GPU tells it.
+      NotImplementedError: operands or a result of another dtype, or ``num_sms`` left out where no GPU tells it; from
+        jax, when the program is lowered, a mesh with its devices in another order than that of their ids.
     """
     return ring_all_gather_matmul_with_received(
         lhs, rhs, axis_name=axis_name, config=config, out_dtype=out_dtype, num_sms=num_sms, delay=delay

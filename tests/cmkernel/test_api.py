@@ -51,6 +51,65 @@ def test_it_gathers_along_the_named_axis_of_a_larger_mesh(implementation):
     assert reference.compare(result, lhs, rhs).num_wrong == 0
 
 
+@pytest.mark.parametrize("implementation", ["auto", "ppermute", "xla"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_a_float32_result_of_half_precision_operands_is_not_rounded(implementation, dtype):
+    lhs, rhs = operands(4, dtype)
+    result = run(lhs, rhs, implementation=implementation, out_dtype=jnp.float32)
+    found = reference.compare(result, lhs, rhs)
+    assert result.dtype == jnp.float32
+    assert found.num_wrong == 0
+    assert found.relative_error <= found.relative_tolerance < reference.unit_roundoff(dtype) / 4
+    # The tolerance would see a rounding on the way.
+    assert reference.compare(result.astype(dtype).astype(jnp.float32), lhs, rhs).num_wrong > 0
+
+
+@pytest.mark.parametrize("implementation", ["auto", "ppermute", "xla"])
+def test_the_result_of_a_batch_may_be_float32_too(implementation):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    product = functools.partial(
+        cmkernel.all_gather_matmul, axis_name="x", implementation=implementation, out_dtype="float32"
+    )
+    rows, columns = PartitionSpec(None, "x", None), PartitionSpec(None, "x")
+    function = jax.shard_map(
+        product, mesh=mesh, in_specs=(rows, columns), out_specs=PartitionSpec(None, None, "x"), check_vma=False
+    )
+    lhs, rhs = operands(4, jnp.bfloat16)
+    result = jax.jit(function)(lhs.reshape(2, -1, K), rhs)
+    assert (result.shape, result.dtype) == ((2, 2 * M_SHARD, 4 * N_SHARD), jnp.float32)
+    assert reference.compare(result.reshape(-1, 4 * N_SHARD), lhs, rhs).num_wrong == 0
+
+
+@pytest.mark.parametrize("implementation", ["ppermute", "xla"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_the_operands_dtype_may_be_named(implementation, dtype):
+    lhs, rhs = operands(4, dtype)
+    named = run(lhs, rhs, implementation=implementation, out_dtype=dtype)
+    assert named.dtype == dtype
+    assert (named == run(lhs, rhs, implementation=implementation)).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "implementation", "error", "message"),
+    [
+        ("float16", "bfloat16", "auto", ValueError, "out_dtype=bfloat16 must be lhs.dtype=float16 or float32"),
+        ("bfloat16", jnp.float16, "xla", ValueError, "out_dtype=float16 must be lhs.dtype=bfloat16 or float32"),
+        ("float32", jnp.bfloat16, "ppermute", ValueError, "out_dtype=bfloat16 must be lhs.dtype=float32 or float32"),
+        ("bfloat16", "int32", "mosaic_gpu", ValueError, "out_dtype=int32 must be lhs.dtype=bfloat16 or float32"),
+        (
+            "bfloat16",
+            jnp.float32,
+            "mosaic_gpu_simple",
+            NotImplementedError,
+            "implementation='mosaic_gpu_simple' gives lhs.dtype=bfloat16, not out_dtype=float32",
+        ),
+    ],
+)
+def test_what_a_result_cannot_be(dtype, out_dtype, implementation, error, message):
+    with pytest.raises(error, match=message):
+        run(*operands(4, dtype), implementation=implementation, out_dtype=out_dtype)
+
+
 def test_mosaic_gpu_is_refused_with_the_reason():
     with pytest.raises(NotImplementedError, match="platform='cpu' must be 'gpu'"):
         run(*operands(4, jnp.bfloat16), implementation="mosaic_gpu")
