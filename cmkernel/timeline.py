@@ -91,7 +91,7 @@ class _Walk:
     def _multiply(
         self, step: int, pieces: Sequence[Sequence[float]], sent: list[list[float]]
     ) -> tuple[Interval, float, list[float]]:
-        """The compute CTAs' tiles of ``step``: when, how long they wait on average, when each in-tile send was begun."""
+        """The compute CTAs' tiles of ``step``: when, their mean wait, and when each send of theirs was begun."""
         protocol = self._protocol
         starts, ends, begun, waited_us = [], [], [], 0.0
         for cta in range(protocol.num_compute_ctas):

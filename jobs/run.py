@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from cmkernel import cost
 from jobs.benchmark import Benchmark
-from jobs.errors import EXIT_CHECK_FAILED
+from jobs.errors import EXIT_CHECK_FAILED, JobStopped
 from jobs.gang.cluster import connect, default_num_ranks, submission_id, submitted_git_sha
 from jobs.gang.gang import Gang
 from jobs.gang.signals import stop_on_signals
@@ -49,7 +49,7 @@ def run(config: DictConfig) -> Outcome:
                 _measure(settings, run_dir, outcome)
             # Here the gang is gone and its GPUs are free: W&B may take its time.
             with outcome.recording():
-                _conclude(outcome)
+                _conclude(settings, outcome)
     return outcome
 
 
@@ -117,7 +117,7 @@ def _header(gang: Gang, cases: Sequence[Case], links: Sequence[str]) -> list[str
     ]
 
 
-def _conclude(outcome: Outcome) -> None:
+def _conclude(settings: Settings, outcome: Outcome) -> None:
     """The verdict over all rows, and everything handed over to W&B."""
     failed = [row for row in outcome.rows if row.failed]
     if failed:
@@ -125,11 +125,28 @@ def _conclude(outcome: Outcome) -> None:
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
     for line in table.footer_lines(outcome.rows):
         print(line, flush=True)
+    # A job that was told to stop has no time left.
+    if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
+        _report(outcome)
     if outcome.wandb:
         outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status)
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)
+
+
+def _report(outcome: Outcome) -> None:
+    """Pictures and report.html; whatever goes wrong with them is logged, and the job ends as it would have."""
+    assert outcome.run_dir
+    try:
+        # Late: matplotlib is for this alone, and nothing else may depend on it.
+        from jobs.results.recorded_run import read_run
+        from jobs.results.report import write_report
+
+        report = write_report([read_run(outcome.run_dir)], outcome.run_dir)
+        print(f"# Report  : {report.page}", flush=True)
+    except Exception:
+        logger.exception("no report: python -m jobs.report %s makes one", outcome.run_dir)
 
 
 def _wanted_run_dir(settings: Settings) -> str | None:

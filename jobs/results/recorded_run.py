@@ -32,7 +32,7 @@ class RecordedRun:
 
     @property
     def device_kind(self) -> str | None:
-        """jax's name of the devices; ``None`` where it wasn't recorded."""
+        """Name of the devices in jax; ``None`` where it wasn't recorded."""
         return self.members[0].get("device_kind") if self.members else None
 
 

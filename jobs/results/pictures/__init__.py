@@ -48,24 +48,34 @@ class Picture:
     svg: Path
 
 
-def draw(rows: Sequence[Row], device_kind: str | None, folder: Path) -> list[Picture]:
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """What ``draw`` made."""
+
+    pictures: tuple[Picture, ...]
+    failures: dict[str, str]
+    """Why a picture could not be drawn, by its name: a bug."""
+
+
+def draw(rows: Sequence[Row], device_kind: str | None, folder: Path) -> Drawn:
     """Draw what ``rows`` have to show into ``folder``, which is made; one that fails is logged and left out.
 
     Raises:
       OSError: the folder can't be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
+    pictures, failures = [], {}
     for kind in KINDS:
         try:
             with style.house_style():
                 picture = _draw(kind, rows, device_kind, folder)
-        except Exception:
+        except Exception as error:
             logger.exception("the picture %s can't be drawn", kind.name)
+            failures[kind.name] = f"{type(error).__name__}: {error}"
             continue
         if picture:
-            drawn.append(picture)
-    return drawn
+            pictures.append(picture)
+    return Drawn(tuple(pictures), failures)
 
 
 def _draw(kind: Kind, rows: Sequence[Row], device_kind: str | None, folder: Path) -> Picture | None:

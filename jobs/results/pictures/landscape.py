@@ -57,7 +57,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     return drawing
 
 
-_DOT = {"markerfacecolor": "none", "markeredgecolor": "#555555"}
+_DOT: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": "#555555"}
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[Case, str], list[Row]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,6 +23,7 @@ _MAX_NUMBERED = 64
 
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     """Deviation of every sample from the median over all ranks, in percent; ``None`` where there are no samples."""
+    rows, left_out = selection.first_cases(rows)
     by_case = {
         case: found
         for case, of_case in selection.fastest_rows(rows).items()
@@ -35,7 +37,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     )
     labels = selection.case_labels(list(by_case))
     num_lines = sum(case.num_ranks + 1 for case in by_case)
-    margin = style.label_width(labels.values())
+    margin = style.label_width(labels.values()) + 0.2
     drawing, axes = style.panels(
         len(names),
         num_columns=len(names),
@@ -43,7 +45,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         width=margin + max(2.1 * len(names), 5.5) + 0.2,
         margin=margin,
         left=0.08,
-        right=0.12,
+        right=0.15,
     )
     for ax, name in zip(axes, names, strict=True):
         _column(ax, by_case, name, labels, limit)
@@ -51,11 +53,11 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         ax.tick_params(axis="y", left=False, labelleft=ax is axes[0])
     axes[len(axes) // 2].set_xlabel("deviation from the median of all ranks (%)")
     if num_lines <= _MAX_NUMBERED:
-        _number_ranks(axes[-1], list(by_case))
+        _number_ranks(axes[0], list(by_case))
     style.head(
         drawing,
         "Samples of each rank",
-        selection.about(rows, device_kind, f"{HEADLINE}; a line for each rank, from rank 0 down"),
+        selection.about(rows, device_kind, f"{HEADLINE}; a line for each rank, from rank 0 down", *left_out),
         [
             Line2D([], [], linestyle="none", marker="o", markersize=4, label="sample", **_DOT),
             Line2D([], [], linestyle="none", marker=">", markersize=4, label="sample beyond the axis", **_DOT),
@@ -67,7 +69,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     return drawing
 
 
-_DOT = {"markerfacecolor": "none", "markeredgecolor": "#555555"}
+_DOT: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": "#555555"}
 
 
 def _deviations(row: Row) -> list[list[float]]:
@@ -114,8 +116,11 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _number_ranks(ax: Axes, cases: Sequence[Case]) -> None:
+    ax.tick_params(axis="y", pad=16)
     top = 0
     for case in cases:
         for rank in range(case.num_ranks):
-            ax.text(1.05, top + rank, str(rank), transform=ax.get_yaxis_transform(), va="center", fontsize=7)
+            ax.text(
+                *(-0.03, top + rank, str(rank)), transform=ax.get_yaxis_transform(), ha="right", va="center", fontsize=7
+            )
         top += case.num_ranks + 1

@@ -62,7 +62,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
 
 
 def _timeline(row: Row) -> tuple[tuple[StepTimes, ...], str]:
-    """The steps, and whose tiles they are: those that were measured where the model knows them, else the heuristic's."""
+    """The steps, and whose tiles they are: the measured ones where the model knows them, else the heuristic's."""
     case = row.case
     sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
     sizes["num_sms"] = tuning.H200_NUM_SMS

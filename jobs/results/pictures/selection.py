@@ -13,12 +13,19 @@ _FIELDS = ("name", "m_shard", "k", "n_shard", "dtype", "num_ranks")
 _SHORT = {"num_ranks": "D"}
 
 
+def first_cases(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """Rows of the first ``MAX_CASES`` cases, and a note where that isn't all of them."""
+    cases = list(dict.fromkeys(row.case for row in rows))
+    if len(cases) <= MAX_CASES:
+        return list(rows), []
+    shown = set(cases[:MAX_CASES])
+    return [row for row in rows if row.case in shown], [f"the first {MAX_CASES} of {len(cases)} cases"]
+
+
 def fastest_rows(rows: Sequence[Row]) -> dict[Case, list[Row]]:
-    """Of each of the first ``MAX_CASES`` cases a row for each implementation: the fastest that passed, else the first."""
+    """Of each case a row for each implementation: the fastest that passed, else the first."""
     found: dict[Case, dict[str, Row]] = {}
     for row in rows:
-        if row.case not in found and len(found) == MAX_CASES:
-            continue
         of_case = found.setdefault(row.case, {})
         known = of_case.get(row.implementation)
         if known is None or _time_us(row) < _time_us(known):
@@ -36,12 +43,11 @@ def shared(rows: Sequence[Row], device_kind: str | None, *more: str) -> str:
 
 
 def about(rows: Sequence[Row], device_kind: str | None, *more: str) -> str:
-    """``shared``, and what ``fastest_rows`` leaves out of ``rows``."""
-    num_cases = len({row.case for row in rows})
+    """``shared``, and a note where ``fastest_rows`` leaves rows out."""
     num_configs = max(Counter((row.case, row.implementation) for row in rows).values())
-    left_out = [f"the fastest of up to {num_configs} configs"] if num_configs > 1 else []
-    left_out += [f"the first {MAX_CASES} of {num_cases} cases"] if num_cases > MAX_CASES else []
-    return shared(rows, device_kind, *more, *left_out)
+    return shared(
+        rows, device_kind, *more, *([f"the fastest of up to {num_configs} configs"] if num_configs > 1 else [])
+    )
 
 
 def case_labels(cases: Sequence[Case], without: str | None = None) -> dict[Case, str]:

@@ -1,4 +1,4 @@
-"""How the pictures look: every implementation keeps its fill, hatch and marker, and needs no colour to be told apart."""
+"""How the pictures look: every implementation keeps its fill, hatch and marker, and needs no colour to be known."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib
 from matplotlib.artist import Artist
@@ -17,7 +18,7 @@ FAILED_COLOUR = "#b00020"
 MAX_CASES = 16
 # Of an entry of a legend: its handle with the space around it, and a letter of its label.
 _LEGEND_INCHES, _LEGEND_INCHES_PER_LETTER = 0.6, 0.068
-_RC = {
+_RC: Any = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
     "axes.titlelocation": "left",
@@ -29,6 +30,8 @@ _RC = {
     "hatch.linewidth": 0.7,
     "legend.frameon": False,
     "legend.handlelength": 2.6,
+    # A dollar in a name is a dollar.
+    "text.parse_math": False,
     # The same rows give the same file.
     "svg.hashsalt": "cmkernel",
 }
@@ -112,7 +115,7 @@ def label_width(labels: Iterable[str]) -> float:
 
 
 def head(figure: Figure, title: str, about: str, handles: Sequence[Artist]) -> None:
-    """What is seen, what all of it has in common, and the legend of ``handles`` in at most two lines, at the top left."""
+    """At the top left: what is seen, what all of it has in common, and the legend, in at most two lines."""
     width, height = figure.get_size_inches()
     figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", fontsize=11, fontweight="bold")
     figure.text(0.1 / width, 1 - 0.34 / height, about, va="top", color="#444444")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,19 +15,25 @@ from jobs.records import HEADLINE, Case, Row
 from jobs.results.derive import fastest_local_us
 from jobs.results.pictures import selection, style
 
-_LOCAL = {"color": "black", "linestyle": "-", "linewidth": 1.3}
-_ARTICLE = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.3}
+_LOCAL: dict[str, Any] = {"color": "black", "linestyle": "-", "linewidth": 1.3}
+_ARTICLE: dict[str, Any] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.3}
 
 
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     """Bars from zero to the headline time of the slowest rank in microseconds; ``None`` where no row has one."""
     if all(row.headline_us is None for row in rows):
         return None
+    rows, left_out = selection.first_cases(rows)
     by_case = selection.fastest_rows(rows)
     labels = selection.case_labels(list(by_case))
     num_bars = max(map(len, by_case.values()))
     drawing, axes = style.panels(
-        len(by_case), num_columns=1 if len(by_case) == 1 else 2, height=0.24 * num_bars + 0.1, right=1.3, gap=0.62
+        len(by_case),
+        num_columns=1 if len(by_case) == 1 else 2,
+        height=0.24 * num_bars + 0.1,
+        left=style.label_width(row.implementation for row in rows),
+        right=1.3,
+        gap=0.62,
     )
     for ax, (case, of_case) in zip(axes, by_case.items(), strict=True):
         _bars(ax, case, of_case)
@@ -36,10 +43,10 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     style.head(
         drawing,
         "Time against the bound",
-        selection.about(rows, device_kind, f"{HEADLINE} of the slowest rank"),
+        selection.about(rows, device_kind, f"{HEADLINE} of the slowest rank", *left_out),
         [
             Line2D([], [], label="local: the multiply alone, the faster one", **_LOCAL),
-            Line2D([], [], label="article's bound: local + 6 µs × (D − 1)", **_ARTICLE),
+            Line2D([], [], label="article's bound: local + 6 µs · (D - 1)", **_ARTICLE),
         ],
     )
     return drawing
@@ -57,7 +64,7 @@ def _bars(ax: Axes, case: Case, rows: Sequence[Row]) -> None:
             ax.text(0, place, f" {text}", va="center", color=style.FAILED_COLOUR, fontweight="bold", fontsize=8)
             continue
         ax.barh(place, time_us, 0.72, color=look.fill, hatch=look.hatch, edgecolor="black", linewidth=0.6)
-        ratio = f",  {time_us / local_us:.2f} × local" if local_us else ""
+        ratio = f",  {time_us / local_us:.2f}x local" if local_us else ""
         # In a column right of the axes, where no line is in the way.
         ax.text(1.02, place, f"{_told(time_us)}{ratio}", va="center", fontsize=8, transform=ax.get_yaxis_transform())
     for line_us, line in ((local_us, _LOCAL), (bound_us, _ARTICLE)):

@@ -19,7 +19,7 @@ _POINTS_PER_DOUBLING = 2
 
 
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
-    """Share of the tensor cores' peak in percent, or TFLOP/s of a rank where no peak is known; ``None`` without times."""
+    """Share of the tensor cores' peak in percent, or TFLOP/s of a rank where none is known; ``None`` without times."""
     shown = [row for of_case in selection.fastest_rows(rows).values() for row in of_case if row.derived]
     if not shown:
         return None
@@ -28,6 +28,8 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     groups: dict[str, list[Row]] = {}
     for row in shown:
         groups.setdefault(labels[row.case], []).append(row)
+    all_groups, groups = groups, dict(list(groups.items())[: style.MAX_CASES])
+    left_out = [f"the first {len(groups)} of {len(all_groups)} weights"] if len(all_groups) > len(groups) else []
     has_peak = all(row.derived and row.derived.utilisation is not None for row in shown)
     drawing, axes = style.panels(
         len(groups), num_columns=1 if len(groups) == 1 else 2, height=2.3, left=0.7, right=0.2, gap=0.85
@@ -40,13 +42,13 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel("m_shard (rows)")
-        ax.set_ylabel("of the peak (%)" if has_peak else "TFLOP/s of a rank")
-        ax.set_ylim(0, 105 if has_peak else None)
+        ax.set_ylabel("utilisation of peak (%)" if has_peak else "TFLOP/s of a rank")
+        ax.set_ylim(0, 105 if has_peak else 1.1 * max(_value(row, has_peak) for row in group))
         ax.set_title(label)
         ax.grid()
     # All panels have the lines, not all need have all implementations.
     handles = {handle.get_label(): handle for ax in axes for handle in ax.get_legend_handles_labels()[0]}
-    about = selection.about(rows, device_kind, f"from {HEADLINE} of the slowest rank")
+    about = selection.about(rows, device_kind, f"from {HEADLINE} of the slowest rank", *left_out)
     style.head(drawing, "Utilisation against size", about, list(handles.values()))
     return drawing
 
@@ -84,7 +86,10 @@ def _model_lines(ax: Axes, cases: Sequence[Case], device_kind: str) -> None:
         {"m_shard": m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks} for m_shard in m_shards
     ]
     lines = {
-        "MODELLED: roofline": ([cost.expected_time(device, **s, dtype=case.dtype).overlapped_us for s in sizes], "--")
+        "MODELLED: roofline of the ring": (
+            [cost.expected_time(device, **s, dtype=case.dtype).overlapped_us for s in sizes],
+            "--",
+        )
     }
     if device_kind == _MODELLED_DEVICE:
         lines["MODELLED: mosaic_gpu"] = ([_modelled_us(s) for s in sizes], "-")
