@@ -123,10 +123,18 @@ class Rates:
 
 
 def rates(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> Rates:
-    """Of a call on H200s, for the tiles of ``heuristic_config``."""
+    """Of a call on H200s.
+
+    Raises:
+      ValueError: the config's tiles are none of those that ``heuristic_config`` chooses from.
+    """
+    if (tiles := (config.tile_m, config.tile_n, config.wg_dimension)) not in _STEP_TIMES:
+        raise ValueError(f"tile_m, tile_n, wg_dimension={tiles} have no modelled time")
     sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks}
     num_steps = _num_waves(config, **sizes, num_sms=num_sms) * _ceil_div(k, config.tile_k)
-    step_us = max(_step_us(config), _read_us(config, **sizes, k=k) / num_steps) * _in_tile_factor(config)
+    step_us = max(_step_us(config), _read_us(config, **sizes, k=k) / num_steps)
+    if num_ranks > 1:
+        step_us *= _in_tile_factor(config)
     return Rates(
         step_us=step_us,
         sending_step_us=max(step_us, _IN_TILE_STEP_US),

@@ -127,7 +127,8 @@ def _conclude(settings: Settings, outcome: Outcome) -> None:
         print(line, flush=True)
     # A job that was told to stop has no time left.
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
-        _report(outcome)
+        with outcome.recording():
+            _report(outcome)
     if outcome.wandb:
         outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status)
         for line in outcome.wandb.browse_lines():

@@ -31,7 +31,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         len(groups) * len(options),
         num_columns=len(options),
         height=1.7,
-        width=max(6.0, 0.4 + 2.3 * len(options)),
+        width=max(9.0, 0.4 + 2.3 * len(options)),
         left=0.55,
         gap=0.95,
     )

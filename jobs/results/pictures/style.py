@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +17,8 @@ from matplotlib.figure import Figure
 FAILED_COLOUR = "#b00020"
 # More cases than that would be neither readable nor quick to draw.
 MAX_CASES = 16
-# Of an entry of a legend: its handle with the space around it, and a letter of its label.
-_LEGEND_INCHES, _LEGEND_INCHES_PER_LETTER = 0.6, 0.068
+# Of a letter on average, and of an entry of a legend besides its label.
+_INCHES_PER_LETTER, _LEGEND_INCHES = 0.072, 0.6
 _RC: Any = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -96,7 +97,7 @@ def panels(
     besides, ``gap`` those between lines for titles and ticks. Above all of them is room for ``head``.
     """
     num_lines = math.ceil(number / num_columns)
-    top, bottom = 1.15, 0.6
+    top, bottom = 1.25, 0.6
     total = top + num_lines * height + (num_lines - 1) * gap + bottom
     figure = Figure(figsize=(width, total))
     column = (width - margin - num_columns * (left + right)) / num_columns
@@ -115,15 +116,16 @@ def label_width(labels: Iterable[str]) -> float:
 
 
 def head(figure: Figure, title: str, about: str, handles: Sequence[Artist]) -> None:
-    """At the top left: what is seen, what all of it has in common, and the legend, in at most two lines."""
+    """At the top left: what is seen, what all of it has in common, and the legend; both may take two lines."""
     width, height = figure.get_size_inches()
     figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", fontsize=11, fontweight="bold")
-    figure.text(0.1 / width, 1 - 0.34 / height, about, va="top", color="#444444")
-    needed = sum(_LEGEND_INCHES + _LEGEND_INCHES_PER_LETTER * len(str(handle.get_label())) for handle in handles)
+    lines = textwrap.wrap(about, int((width - 0.2) / _INCHES_PER_LETTER))
+    figure.text(0.1 / width, 1 - 0.34 / height, "\n".join(lines), va="top", color="#444444")
+    needed = sum(_LEGEND_INCHES + _INCHES_PER_LETTER * len(str(handle.get_label())) for handle in handles)
     figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(0.1 / width, 1 - 0.5 / height),
+        bbox_to_anchor=(0.1 / width, 1 - (0.35 + 0.155 * len(lines)) / height),
         ncols=len(handles) if needed < width else math.ceil(len(handles) / 2),
         fontsize=8,
         borderpad=0.2,

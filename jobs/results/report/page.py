@@ -45,8 +45,8 @@ def page(runs: Sequence[RecordedRun], drawn: Drawn) -> str:
 
 _NOTE = """
 <p>Times: the slowest rank's median in microseconds; min: the fastest rank's. TF/s, util, /local, xla/, busbw and
-overlap come from in_graph_us, a call inside a program of dependent calls. bound is the article's: local + 6 us for each of the
-D - 1 exchanges. A click on a title sorts.</p>
+overlap come from in_graph_us, a call inside a program of dependent calls. bound is the article's: local + 6 us for each
+of the D - 1 exchanges. A click on a title sorts.</p>
 """
 
 
