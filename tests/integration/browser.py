@@ -35,6 +35,7 @@ class Browser:
         self._process = process
         self._numbers = itertools.count(1)
         self._session: str | None = None
+        self._loaded = False
         self.complaints: list[str] = []
         """What the page's console and its network log said: errors, warnings, refusals of the content policy."""
         self.requests: list[str] = []
@@ -46,9 +47,10 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Load a file and wait until it is there."""
-        self._call("Page.navigate", url=path.as_uri())
-        while self._read().get("method") != "Page.loadEventFired":
-            pass
+        self._loaded = False
+        assert "errorText" not in self._call("Page.navigate", url=path.as_uri())
+        while not self._loaded:
+            self._read()
 
     def evaluate(self, expression: str) -> Any:
         """The value of JavaScript in the page."""
@@ -95,6 +97,8 @@ class Browser:
         match message.get("method"):
             case "Runtime.exceptionThrown" | "Runtime.consoleAPICalled" | "Log.entryAdded":
                 self.complaints.append(json.dumps(message["params"]))
+            case "Page.loadEventFired":
+                self._loaded = True
             case "Network.requestWillBeSent":
                 self.requests.append(message["params"]["request"]["url"])
         return message

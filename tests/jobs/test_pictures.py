@@ -117,7 +117,7 @@ def test_of_several_configs_the_fastest_is_shown_and_said_to_be():
     rows = [with_time(row, 130.0, num_chunks=8), with_time(row, 110.0, num_chunks=16), failed(row)]
     figure = times.figure(rows, H200)
     assert [bar.get_width() for bar in figure.axes[0].patches] == [110.0]
-    assert any("the fastest of up to 3 configs" in text for text in texts(figure))
+    assert any("the fastest of up to 3 rows each" in text for text in texts(figure))
 
 
 def test_more_cases_than_fit_are_left_out_and_said_to_be():

@@ -44,10 +44,8 @@ def shared(rows: Sequence[Row], device_kind: str | None, *more: str) -> str:
 
 def about(rows: Sequence[Row], device_kind: str | None, *more: str) -> str:
     """``shared``, and a note where ``fastest_rows`` leaves rows out."""
-    num_configs = max(Counter((row.case, row.implementation) for row in rows).values())
-    return shared(
-        rows, device_kind, *more, *([f"the fastest of up to {num_configs} configs"] if num_configs > 1 else [])
-    )
+    num_rows = max(Counter((row.case, row.implementation) for row in rows).values())
+    return shared(rows, device_kind, *more, *([f"the fastest of up to {num_rows} rows each"] if num_rows > 1 else []))
 
 
 def case_labels(cases: Sequence[Case], without: str | None = None) -> dict[Case, str]:

@@ -16,6 +16,8 @@ _WORDS = {
     "case",
     "name",
     "type",
+    "dtype",
+    "integers",
     "implementation",
     "requested",
     "host",
