@@ -61,7 +61,16 @@ def _bars(ax: Axes, case: Case, rows: Sequence[Row]) -> None:
         time_us = row.headline_us
         if time_us is None:
             text = f"FAILED: {row.check.num_wrong} elements wrong" if row.check else "not run"
-            ax.text(0, place, f" {text}", va="center", color=style.FAILED_COLOUR, fontweight="bold", fontsize=8)
+            ax.text(
+                *(0, place, f" {text}"),
+                va="center",
+                color=style.FAILED_COLOUR,
+                fontweight="bold",
+                fontsize=8,
+                # Above the lines.
+                zorder=4,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+            )
             continue
         ax.barh(place, time_us, 0.72, color=look.fill, hatch=look.hatch, edgecolor="black", linewidth=0.6)
         ratio = f",  {time_us / local_us:.2f}x local" if local_us else ""
