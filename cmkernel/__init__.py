@@ -2,10 +2,12 @@
 
 from cmkernel.api import Choice, all_gather_matmul, choose_implementation
 from cmkernel.config import KernelConfig, MatmulDimension, SimpleKernelConfig
+from cmkernel.cost import Links
 
 __all__ = [
     "Choice",
     "KernelConfig",
+    "Links",
     "MatmulDimension",
     "SimpleKernelConfig",
     "all_gather_matmul",
