@@ -10,9 +10,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from jobs.errors import InfrastructureError
+from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.gang import Gang
+from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
+from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import BASELINE, LOCAL, Opened, Request
 from jobs.records import Case, Check, Row, Spread, Telemetry
@@ -40,6 +42,7 @@ class Benchmark:
         self._report = report
         self._announce = announce
         self._device_kind = gang.members[0].device_kind
+        self._layout = layout(gang.members, settings.cluster)
 
     @staticmethod
     def num_steps(settings: Settings) -> int:
@@ -101,8 +104,16 @@ class Benchmark:
         refused = {}
         if any(r.implementation == torch_fused.NAME for r in requests) and self._torch_refusal is not None:
             refused[torch_fused.NAME] = Opened(torch_fused.NAME, self._torch_refusal, None, runs=False)
+        if (reason := self._layout.two_level_refusal) is not None:
+            if any(r.requested == TWO_LEVEL for r in requests):
+                raise UsageError(
+                    f"kernel.implementation={TWO_LEVEL} {reason}; use kernel=ppermute, another cluster.num_ranks or, "
+                    "on GPUs, cluster.gpus_per_host"
+                )
+            refused[TWO_LEVEL] = Opened(TWO_LEVEL, reason, None, runs=False)
         tried = [r for r in requests if r.implementation not in refused]
-        by_rank = self._call("open_case", case, tried, self._settings.timing, _seed(), doing=f"opening {case}")
+        arguments = (case, tried, self._layout, self._settings.timing, _seed())
+        by_rank = self._call("open_case", *arguments, doing=f"opening {case}")
         opened = iter(self._agreed(by_rank, tried, case))
         return [refused.get(r.implementation) or next(opened) for r in requests]
 

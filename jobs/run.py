@@ -17,6 +17,7 @@ from jobs.benchmark import Benchmark
 from jobs.errors import EXIT_CHECK_FAILED
 from jobs.gang.cluster import connect, default_num_ranks, submission_id, submitted_git_sha
 from jobs.gang.gang import Gang
+from jobs.gang.neighbours import layout
 from jobs.gang.signals import stop_on_signals
 from jobs.gang.versions import check_versions
 from jobs.measure.plan import expand, resolve_problem
@@ -76,7 +77,7 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
         links = gang.call("links", timeout_s=settings.cluster.step_timeout_s, doing="reading links")
         overrides = " ".join(HydraConfig.get().overrides.task)
         print(f"# Overrides: {overrides or 'none'}", flush=True)
-        for line in _header(gang, cases, links):
+        for line in _header(gang, settings, cases, links):
             print(line, flush=True)
         journal = stack.enter_context(Journal(run_dir.journal_path))
         num_steps = len(cases) * Benchmark.num_steps(settings)
@@ -99,9 +100,11 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
                 progress.print(table.row_line(row))
 
 
-def _header(gang: Gang, cases: Sequence[Case], links: Sequence[str]) -> list[str]:
+def _header(gang: Gang, settings: Settings, cases: Sequence[Case], links: Sequence[str]) -> list[str]:
     members = [dataclasses.asdict(member) for member in gang.members]
-    model = cost.device_model(gang.members[0].device_kind)
+    device_kind, hosts = gang.members[0].device_kind, layout(gang.members, settings.cluster)
+    # Over several hosts the model of one NVLink doesn't hold.
+    model = cost.device_model(device_kind) if hosts.num_hosts == 1 else None
     expected: list[tuple[Case, cost.ExpectedTime | None]] = []
     for case in cases:
         sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
@@ -113,6 +116,7 @@ def _header(gang: Gang, cases: Sequence[Case], links: Sequence[str]) -> list[str
             links=", ".join(sorted(set(links))),
             cases=expected,
         ),
+        *table.host_lines(hosts, cases, device_kind),
         *table.column_lines(),
     ]
 

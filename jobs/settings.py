@@ -43,6 +43,7 @@ class Implementation(Enum):
     mosaic_gpu = "mosaic_gpu"
     mosaic_gpu_simple = "mosaic_gpu_simple"
     ppermute = "ppermute"
+    ppermute_two_level = "ppermute_two_level"
     xla = "xla"
 
 
@@ -131,6 +132,13 @@ class ClusterSettings:
     """Limit for one step of a case (inputs, one check, one burst of timing), compilation included."""
     heartbeat_timeout_s: int = 10
     """jax.distributed declares a silent rank dead after this time."""
+    link_gbps: float | None = None
+    """GB/s from a rank to another one of its host, in one direction; null: what ``cmkernel.cost`` knows of the device,
+    else 10. By this and the next two ``auto`` chooses between the flat and the two-level ring."""
+    nic_gbps: float | None = None
+    """GB/s of one network card, in one direction; null: 50 with GPUs that are known, else 1.25."""
+    nics_per_host: int | None = None
+    """Network cards that the ranks of a host share; null: 8 with GPUs that are known, else 1."""
     gpu_memory_fraction: float = 0.1
     """Share of GPU memory that XLA's arena takes; each executable with symmetric memory maps the whole arena."""
 
@@ -154,9 +162,10 @@ class TimingSettings:
     profiled_calls: int = 20
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
-    """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute, xla, local;
-    jax_ring (jax's own Pallas ring), torch_fused (PyTorch's ``fused_all_gather_matmul``, where torch is installed).
-    One that can't run on a case has a row with the reason instead of times."""
+    """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
+    ppermute_two_level, xla, local; jax_ring (jax's own Pallas ring), torch_fused (PyTorch's
+    ``fused_all_gather_matmul``, where torch is installed). One that can't run on a case has a row with the reason
+    instead of times."""
 
 
 @dataclass
@@ -252,12 +261,18 @@ _POSITIVE = {
         "setup_timeout_s",
         "step_timeout_s",
         "heartbeat_timeout_s",
+        "link_gbps",
+        "nic_gbps",
+        "nics_per_host",
     ),
     "timing": ("bursts", "iterations", "chain_length", "chains", "chain_repeats", "profiled_calls"),
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
 }
-BASELINES = ("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "xla", "local", "jax_ring", "torch_fused")
+BASELINES = (
+    *("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level", "xla", "local"),
+    *("jax_ring", "torch_fused"),
+)
 
 
 def _validate(settings: Settings) -> None:

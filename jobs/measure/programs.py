@@ -18,6 +18,8 @@ from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperand
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jobs.measure.layout import Layout
+
 BASELINE = "baseline"
 LOCAL = "local"
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
@@ -85,11 +87,18 @@ class Programs:
 
 
 def build(
-    request: Request, mesh: Mesh, example: Operands, *, chain_length: int, group: torch_fused.Group | None = None
+    request: Request,
+    mesh: Mesh,
+    example: Operands,
+    *,
+    chain_length: int,
+    layout: Layout | None = None,
+    group: torch_fused.Group | None = None,
 ) -> Programs:
     """The programs of ``request``; raises what ``cmkernel.all_gather_matmul`` raises, before anything is compiled.
 
-    ``group`` is what ``torch_fused`` runs in; all ranks must build it together, as it is tried out.
+    ``layout`` is how the mesh lies on hosts (``None``: not known). ``group`` is what ``torch_fused`` runs in; all ranks
+    must build it together, as it is tried out.
     """
     if request.implementation == LOCAL:
         opened = Opened(LOCAL, "named", None)
@@ -99,8 +108,10 @@ def build(
             raise NotImplementedError("the ranks are no process group of torch")
         chain, about = torch_fused.build(group, *example, chain_length=chain_length)
         return Programs(Opened(torch_fused.NAME, "named", about), group.call, chain, group)
-    open_it = _open_jax_ring if request.implementation == jax_ring.NAME else _open_cmkernel
-    opened, multiply = open_it(request, mesh, example)
+    if request.implementation == jax_ring.NAME:
+        opened, multiply = _open_jax_ring(mesh, example)
+    else:
+        opened, multiply = _open_cmkernel(request, mesh, example, layout)
     return Programs(
         opened,
         jax.jit(_over_ranks(multiply, mesh)),
@@ -108,8 +119,11 @@ def build(
     )
 
 
-def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+def _open_cmkernel(request: Request, mesh: Mesh, example: Operands, layout: Layout | None) -> tuple[Opened, Multiply]:
     config = None
+    where: dict[str, Any] = {"axis_name": AXIS}
+    if layout is not None:
+        where |= {"devices_per_host": layout.devices_per_host, "links": layout.links}
     if request.config:
         config = CONFIG_TYPES["mosaic_gpu" if request.implementation == "auto" else request.implementation](
             **request.config
@@ -117,7 +131,7 @@ def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Ope
     choices: list[cmkernel.Choice] = []
 
     def choose(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        arguments: dict[str, Any] = {"axis_name": AXIS, "implementation": request.implementation, "config": config}
+        arguments = {**where, "implementation": request.implementation, "config": config}
         choices.append(cmkernel.choose_implementation(lhs, rhs, **arguments))
         return cmkernel.all_gather_matmul(lhs, rhs, **arguments)
 
@@ -126,14 +140,12 @@ def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Ope
     choice = choices[0]
 
     def multiply(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return cmkernel.all_gather_matmul(
-            lhs, rhs, axis_name=AXIS, implementation=choice.implementation, config=choice.config
-        )
+        return cmkernel.all_gather_matmul(lhs, rhs, **where, implementation=choice.implementation, config=choice.config)
 
     return Opened(choice.implementation, choice.reason, _plain(choice.config)), multiply
 
 
-def _open_jax_ring(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+def _open_jax_ring(mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
     configs: list[Any] = []
 
     def choose(lhs: jax.Array, rhs: jax.Array) -> jax.Array:

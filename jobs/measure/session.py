@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from jobs.measure import inputs, programs, timing, torch_fused
 from jobs.measure.check import Subject, check
+from jobs.measure.layout import Layout
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.telemetry import Sampler, nvlink_name
@@ -73,7 +74,9 @@ class Session:
         """Join it; why that failed, or ``None``."""
         return self._group.join(host, port)
 
-    def open_case(self, case: Case, requests: list[Request], settings: TimingSettings, seed: int) -> list[Opened]:
+    def open_case(
+        self, case: Case, requests: list[Request], layout: Layout, settings: TimingSettings, seed: int
+    ) -> list[Opened]:
         """Draw the operands and build the programs; nothing of jax's is compiled yet.
 
         A baseline that can't run on the case is no error: it says why.
@@ -87,7 +90,12 @@ class Session:
         for request in requests:
             try:
                 program = programs.build(
-                    request, self.mesh, example, chain_length=settings.chain_length, group=self._group
+                    request,
+                    self.mesh,
+                    example,
+                    chain_length=settings.chain_length,
+                    layout=layout,
+                    group=self._group,
                 )
             except (NotImplementedError, ValueError) as error:
                 if not request.is_baseline:

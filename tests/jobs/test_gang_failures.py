@@ -1,15 +1,19 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
+from cmkernel import Links
 from cmkernel.config import KernelConfig
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.answers import Answer
 from jobs.gang.failures import RankFailed, death_error, hang_error, is_death, session_error
 from jobs.gang.member import NOWHERE, Member, Place
-from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, ring_order
+from jobs.gang.neighbours import layout, refuse_loopback, refuse_shared_gpus, ring_order
 from jobs.gang.rank import _as_data
+from jobs.settings import ClusterSettings
 
 
 def place(host, pid=7, gpu="0", ip=None, resolved_ip="10.0.0.1"):
@@ -85,6 +89,35 @@ def test_ranks_are_ordered_by_host_and_gpu():
         ("host10", "0"),
         ("host10", "1"),
     ]
+
+
+@given(data=st.data(), ranks=st.lists(st.integers(1, 4), min_size=1, max_size=12))
+def test_the_flat_ring_crosses_hosts_as_seldom_as_possible(data, ranks):
+    """Once out of each host: the least for a ring that visits all."""
+    places = [place(f"gpu-{host}", gpu=str(gpu)) for host, count in enumerate(ranks) for gpu in range(count)]
+    ordered = [p.host for p in sorted(data.draw(st.permutations(places)), key=ring_order)]
+    crossings = sum(host != following for host, following in zip(ordered, ordered[1:] + ordered[:1], strict=True))
+    assert crossings == (len(ranks) if len(ranks) > 1 else 0)
+
+
+def member(host, device_kind="NVIDIA H200"):
+    nowhere = {"rank": 0, "ip": "", "node_id": "", "pid": 0, "gpu_uuid": None, "gpu_index": None, "stderr_path": ""}
+    return Member(host=host, device_kind=device_kind, driver_version=None, versions={}, **nowhere)
+
+
+def test_layout_of_the_ranks():
+    even = layout([member(host) for host in ("a", "a", "b", "b")], ClusterSettings())
+    assert (even.num_hosts, even.devices_per_host, even.two_level_refusal) == (2, 2, None)
+    uneven = layout([member(host) for host in ("a", "a", "a", "b")], ClusterSettings())
+    assert (uneven.ranks_per_host, uneven.devices_per_host) == ((3, 1), None)
+    assert uneven.two_level_refusal == "needs the same number of ranks on each host, and the 2 hosts have 3, 1"
+
+
+def test_links_are_those_of_the_config_or_of_the_device():
+    given = {"nic_gbps": 12.5, "nics_per_host": 1}
+    assert layout([member("a")], ClusterSettings()).links == Links(450.0, nic_gbps=50.0, nics_per_host=8)
+    assert layout([member("a")], ClusterSettings(**given)).links == Links(450.0, nic_gbps=12.5, nics_per_host=1)
+    assert layout([member("a", "cpu")], ClusterSettings(link_gbps=20.0)).links == Links(20.0, nic_gbps=1.25)
 
 
 def test_loopback_matters_between_hosts_only():
