@@ -22,8 +22,9 @@ _INSTEAD = 'use implementation="ppermute"'
 def unsupported_reason(*, axis_name: str) -> str | None:
     """Why the ring kernel can't run here over mesh axis ``axis_name``, or ``None`` where it can.
 
-    To be called inside ``jax.shard_map``. It can't see the order of the mesh's devices, which must be that of
-    ``jax.devices()`` (jax#29849).
+    To be called inside ``jax.shard_map``. It can't see the order of the mesh's devices, which must be that of their ids
+    (jax#29849): code that is traced gets an abstract mesh. jax itself refuses another order when the program is
+    lowered, unless ``jax.shard_map`` was given an abstract mesh.
     """
     device = jax.local_devices()[0]
     num_ranks, num_devices = lax.axis_size(axis_name), jax.device_count()

@@ -15,6 +15,8 @@ the other known way round, ``--xla_gpu_enable_dynamic_slice_fusion=false``.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,7 +60,8 @@ def ring_all_gather_matmul(
 
     Raises:
       ValueError: the operands don't fit each other, or no CTA is left to compute.
-      NotImplementedError: operands or a result of another dtype, or ``num_sms`` left out where no GPU tells it.
+      NotImplementedError: operands or a result of another dtype, or ``num_sms`` left out where no GPU tells it; from
+        jax, when the program is lowered, a mesh with its devices in another order than that of their ids.
     """
     return ring_all_gather_matmul_with_received(
         lhs, rhs, axis_name=axis_name, config=config, out_dtype=out_dtype, num_sms=num_sms, delay=delay
@@ -163,11 +166,8 @@ def call(
     """
 
     def ring_all_gather_matmul_kernel(*refs, pipeline_smem, **smem):
-        if isinstance(pipeline_smem, tuple):
-            lhs_smem, rhs_smem = pipeline_smem
-        else:
-            (lhs_smem, rhs_smem), (smem["block_smem"],) = pipeline_smem
-        cta = body(*refs, lhs_smem=lhs_smem, rhs_smem=rhs_smem, **smem)
+        views = [pipeline_smem] if isinstance(pipeline_smem, dict) else list(pipeline_smem)
+        cta = body(*refs, **functools.reduce(operator.or_, views), **smem)
         # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.move)
 

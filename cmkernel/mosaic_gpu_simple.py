@@ -43,7 +43,8 @@ def ring_all_gather_matmul(
 
     Raises:
       ValueError: the operands don't fit each other, or the tiles of ``config`` don't divide them.
-      NotImplementedError: operands of another dtype, or ``num_sms`` left out where no GPU tells it.
+      NotImplementedError: operands of another dtype, or ``num_sms`` left out where no GPU tells it; from jax, when the
+        program is lowered, a mesh with its devices in another order than that of their ids.
     """
     return _launch(lhs, rhs, axis_name, config, num_sms, interpret=None)[0]
 

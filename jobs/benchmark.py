@@ -16,10 +16,10 @@ from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
-from jobs.measure.programs import BASELINE, LOCAL, Opened, Request
+from jobs.measure.programs import BASELINE, Opened, Request
 from jobs.records import Case, Check, Row, Spread, Telemetry
-from jobs.results.derive import derive
-from jobs.settings import Fault, Settings, kernel_config
+from jobs.results.derive import derive, fastest_local_us
+from jobs.settings import LOCALS, Fault, Settings, kernel_config
 
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
 
@@ -185,10 +185,10 @@ class Benchmark:
                 derived=derive(
                     row.case,
                     row.headline_us,
-                    local_us=headlines.get("local"),
+                    local_us=fastest_local_us(headlines),
                     xla_us=headlines.get("xla"),
                     device_kind=self._device_kind,
-                    communicates=row.implementation != LOCAL,
+                    communicates=row.implementation not in LOCALS,
                 ),
             )
             if row.headline_us is not None

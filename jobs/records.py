@@ -112,14 +112,14 @@ class Derived:
     utilisation: float | None
     """Share of the device's dense tensor-core peak."""
     ratio_to_local: float | None
-    """Time over the time of ``local``, the multiply without communication."""
+    """Time over that of the multiply without communication: the faster of ``local`` and ``local_cublas``."""
     speedup_over_xla: float | None
     bus_bandwidth_gbps: float | None
-    """GB/s as nccl-tests defines it for all-gather; ``None`` for ``local``, which doesn't communicate."""
+    """GB/s as nccl-tests defines it for all-gather; ``None`` for the local multiplies, which don't communicate."""
     overlap_efficiency: float | None
-    """Share of the baseline's communication time that is hidden: (xla - t) / (xla - local)."""
+    """Share of the baseline's communication time that is hidden: (xla - t) / (xla - local), with that ``local``."""
     article_bound_us: float | None
-    """``local`` plus 6 us for each of the D - 1 exchanges."""
+    """That ``local`` plus 6 us for each of the D - 1 exchanges."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -107,6 +107,8 @@ class KernelSettings:
     wg_dimension: MatmulDimension | None = None
     num_chunks: int | None = None
     num_comm_ctas: int | None = None
+    num_in_tile_chunks: int | None = None
+    split_last_wave: bool | None = None
     wait_ahead: bool | None = None
 
 
@@ -163,9 +165,9 @@ class TimingSettings:
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
     """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
-    ppermute_two_level, xla, local; jax_ring (jax's own Pallas ring), torch_fused (PyTorch's
-    ``fused_all_gather_matmul``, where torch is installed). One that can't run on a case has a row with the reason
-    instead of times."""
+    ppermute_two_level, xla; local and local_cublas, the multiply alone as XLA compiles it and by cuBLAS (GPUs only);
+    jax_ring (jax's own Pallas ring), torch_fused (PyTorch's ``fused_all_gather_matmul``, where torch is installed).
+    One that can't run on a case has a row with the reason instead of times."""
 
 
 @dataclass
@@ -269,9 +271,11 @@ _POSITIVE = {
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
 }
+# The multiply without communication; the faster one of those measured is the bound of all implementations.
+LOCALS = ("local", "local_cublas")
 BASELINES = (
-    *("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level", "xla", "local"),
-    *("jax_ring", "torch_fused"),
+    *("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level", "xla"),
+    *(*LOCALS, "jax_ring", "torch_fused"),
 )
 
 

@@ -49,7 +49,6 @@ VARIANTS = {
         {"num_comm_ctas": 0},
         {"num_comm_ctas": 2},
         {"num_chunks": 8},
-        {"num_stores_in_flight": 3},
         {"wait_ahead": True},
         {"wait_ahead": True, "num_chunks": 16},
         {"tile_m": 128, "tile_n": 128, "wg_dimension": "N"},
@@ -57,7 +56,6 @@ VARIANTS = {
     (256, 8192, 3584): [
         {**W128, **SMALL, "wait_ahead": False},
         {**W128, **SMALL, "wait_ahead": True, "num_chunks": 32},
-        {**W128, **SMALL, "wait_ahead": True, "num_stores_in_flight": 4},
         {**W128, "num_comm_ctas": 8, "num_chunks": 16, "wait_ahead": True},
         {**W128, "num_comm_ctas": 0, "num_chunks": 16, "wait_ahead": True},
         {"num_comm_ctas": 20, "num_chunks": 16, "wait_ahead": True},

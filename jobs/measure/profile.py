@@ -14,6 +14,9 @@ import jax
 
 # Work of the runtime around a multiply, which `kernel_us` leaves out and `device_us` counts.
 _OVERHEAD = re.compile(r"memcpy|memset|barrier|^(loop|input|wrapped)_", re.IGNORECASE)
+# But for what rounds the result of a GEMM that wrote float32: that is the second half of the multiply.
+_CONVERSION = re.compile(r"^(loop|wrapped)_convert")
+_EXCHANGE = re.compile("nccl", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +37,23 @@ class Kernel:
         """Whether it gathers or multiplies, rather than copies, clears or synchronizes."""
         return not _OVERHEAD.search(self.name)
 
+    @property
+    def is_gemm(self) -> bool:
+        """Whether it multiplies, rather than gathers."""
+        return self.multiplies and not _EXCHANGE.search(self.name)
+
+    @property
+    def converts(self) -> bool:
+        """Whether it changes the type of an array."""
+        return bool(_CONVERSION.search(self.name))
+
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
     """Device times of an implementation on one rank, in microseconds."""
 
     kernel_us: list[float]
-    """For each call, the summed time of the kernels that gather or multiply."""
+    """For each call, the summed time of the kernels that gather or multiply, or convert what was multiplied."""
     device_us: list[float]
     """For each call, from its first kernel's start to its last one's end."""
     kernels_us: dict[str, float]
@@ -82,12 +95,21 @@ def profile(
 def _summarize(groups: list[list[Kernel]]) -> Profile:
     names = sorted({kernel.name for group in groups for kernel in group})
     return Profile(
-        kernel_us=[sum(k.time_us for k in group if k.multiplies) for group in groups],
+        kernel_us=[_kernel_us(group) for group in groups],
         device_us=[(max(k.end_ns for k in group) - min(k.start_ns for k in group)) / 1e3 for group in groups],
         kernels_us={
             n: statistics.median(sum(k.time_us for k in group if k.name == n) for group in groups) for n in names
         },
     )
+
+
+def _kernel_us(call: list[Kernel]) -> float:
+    total_us, multiplied = 0.0, False
+    for kernel in call:
+        if kernel.multiplies or (multiplied and kernel.converts):
+            total_us += kernel.time_us
+        multiplied = multiplied or kernel.is_gemm
+    return total_us
 
 
 def _calls(data: jax.profiler.ProfileData, aligner: str) -> list[list[Kernel]]:

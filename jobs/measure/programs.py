@@ -14,6 +14,7 @@ from cmkernel import hardware, xla
 from cmkernel.config import CONFIG_TYPES
 from jobs.measure import jax_ring, torch_fused
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
+from jobs.settings import LOCALS
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from jobs.measure.layout import Layout
 
 BASELINE = "baseline"
-LOCAL = "local"
+# As XLA compiles it: by Triton or by cuBLAS, whichever it finds faster. And by cuBLAS in any case.
+_LOCAL_OPTIONS: dict[str, dict[str, Any] | None] = {
+    "local": None,
+    "local_cublas": {"xla_gpu_enable_triton_gemm": False},
+}
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -58,7 +63,7 @@ class Opened:
 class Programs:
     """One implementation, ready to run. Both programs take the operands that the implementation works on.
 
-    Arrays are jax's, global ones but for ``local``; with ``torch_fused`` they are tensors, and results have
+    Arrays are jax's, global ones but for the local multiplies; with ``torch_fused`` they are tensors, and results have
     ``block_until_ready``.
     """
 
@@ -83,7 +88,7 @@ class Programs:
     @property
     def is_local(self) -> bool:
         """Whether the operands are ``LocalOperands``."""
-        return self.opened.implementation == LOCAL
+        return self.opened.implementation in LOCALS
 
 
 def build(
@@ -100,9 +105,8 @@ def build(
     ``layout`` is how the mesh lies on hosts (``None``: not known). ``group`` is what ``torch_fused`` runs in; all ranks
     must build it together, as it is tried out.
     """
-    if request.implementation == LOCAL:
-        opened = Opened(LOCAL, "named", None)
-        return Programs(opened, jax.jit(xla.local), jax.jit(_chain(xla.local, chain_length)))
+    if request.implementation in LOCALS:
+        return _build_local(request.implementation, chain_length)
     if request.implementation == torch_fused.NAME:
         if group is None:
             raise NotImplementedError("the ranks are no process group of torch")
@@ -116,6 +120,17 @@ def build(
         opened,
         jax.jit(_over_ranks(multiply, mesh)),
         jax.jit(_over_ranks(_chain(multiply, chain_length), mesh)),
+    )
+
+
+def _build_local(implementation: str, chain_length: int) -> Programs:
+    options = _LOCAL_OPTIONS[implementation]
+    if options and (platform := jax.devices()[0].platform) != "gpu":
+        raise NotImplementedError(f"{implementation} needs a GPU: {platform=} must be 'gpu'")
+    return Programs(
+        Opened(implementation, "named", None),
+        jax.jit(xla.local, compiler_options=options),
+        jax.jit(_chain(xla.local, chain_length), compiler_options=options),
     )
 
 

@@ -53,6 +53,65 @@ def test_it_gathers_along_the_named_axis_of_a_larger_mesh(implementation):
     assert reference.compare(result, lhs, rhs).num_wrong == 0
 
 
+@pytest.mark.parametrize("implementation", ["auto", "ppermute", "xla"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_a_float32_result_of_half_precision_operands_is_not_rounded(implementation, dtype):
+    lhs, rhs = operands(4, dtype)
+    result = run(lhs, rhs, implementation=implementation, out_dtype=jnp.float32)
+    found = reference.compare(result, lhs, rhs)
+    assert result.dtype == jnp.float32
+    assert found.num_wrong == 0
+    assert found.relative_error <= found.relative_tolerance < reference.unit_roundoff(dtype) / 4
+    # The tolerance would see a rounding on the way.
+    assert reference.compare(result.astype(dtype).astype(jnp.float32), lhs, rhs).num_wrong > 0
+
+
+@pytest.mark.parametrize("implementation", ["auto", "ppermute", "xla"])
+def test_the_result_of_a_batch_may_be_float32_too(implementation):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    product = functools.partial(
+        cmkernel.all_gather_matmul, axis_name="x", implementation=implementation, out_dtype="float32"
+    )
+    rows, columns = PartitionSpec(None, "x", None), PartitionSpec(None, "x")
+    function = jax.shard_map(
+        product, mesh=mesh, in_specs=(rows, columns), out_specs=PartitionSpec(None, None, "x"), check_vma=False
+    )
+    lhs, rhs = operands(4, jnp.bfloat16)
+    result = jax.jit(function)(lhs.reshape(2, -1, K), rhs)
+    assert (result.shape, result.dtype) == ((2, 2 * M_SHARD, 4 * N_SHARD), jnp.float32)
+    assert reference.compare(result.reshape(-1, 4 * N_SHARD), lhs, rhs).num_wrong == 0
+
+
+@pytest.mark.parametrize("implementation", ["ppermute", "xla"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_the_operands_dtype_may_be_named(implementation, dtype):
+    lhs, rhs = operands(4, dtype)
+    named = run(lhs, rhs, implementation=implementation, out_dtype=dtype)
+    assert named.dtype == dtype
+    assert (named == run(lhs, rhs, implementation=implementation)).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "implementation", "error", "message"),
+    [
+        ("float16", "bfloat16", "auto", ValueError, "out_dtype=bfloat16 must be lhs.dtype=float16 or float32"),
+        ("bfloat16", jnp.float16, "xla", ValueError, "out_dtype=float16 must be lhs.dtype=bfloat16 or float32"),
+        ("float32", jnp.bfloat16, "ppermute", ValueError, "out_dtype=bfloat16 must be lhs.dtype=float32 or float32"),
+        ("bfloat16", "int32", "mosaic_gpu", ValueError, "out_dtype=int32 must be lhs.dtype=bfloat16 or float32"),
+        (
+            "bfloat16",
+            jnp.float32,
+            "mosaic_gpu_simple",
+            NotImplementedError,
+            "implementation='mosaic_gpu_simple' gives lhs.dtype=bfloat16, not out_dtype=float32",
+        ),
+    ],
+)
+def test_what_a_result_cannot_be(dtype, out_dtype, implementation, error, message):
+    with pytest.raises(error, match=message):
+        run(*operands(4, dtype), implementation=implementation, out_dtype=out_dtype)
+
+
 def test_mosaic_gpu_is_refused_with_the_reason():
     with pytest.raises(NotImplementedError, match="platform='cpu' must be 'gpu'"):
         run(*operands(4, jnp.bfloat16), implementation="mosaic_gpu")
@@ -62,6 +121,27 @@ def test_auto_logs_why_it_does_not_take_the_kernel(caplog):
     with caplog.at_level(logging.INFO, logger="cmkernel"):
         run(*operands(4, jnp.bfloat16))
     assert "takes ppermute, as mosaic_gpu can't run here: platform='cpu'" in caplog.text
+
+
+@pytest.mark.parametrize(("m_shard", "expected"), [(8, "xla"), (512, "mosaic_gpu")])
+def test_auto_takes_what_the_model_expects_to_be_fastest_where_all_can_run(m_shard, expected, monkeypatch, caplog):
+    monkeypatch.setattr(cmkernel.hardware, "unsupported_reason", lambda axis_name: None)
+    monkeypatch.setattr(cmkernel.hardware, "num_sms", lambda: 132)
+    choices = []
+
+    def choose(lhs, rhs):
+        choices.append(cmkernel.choose_implementation(lhs, rhs, axis_name="x"))
+        return lhs
+
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    specs = PartitionSpec("x", None), PartitionSpec(None, "x")
+    operands = jnp.zeros((2 * m_shard, 4096), jnp.bfloat16), jnp.zeros((4096, 2 * 4096), jnp.bfloat16)
+    with caplog.at_level(logging.INFO, logger="cmkernel"):
+        jax.eval_shape(jax.shard_map(choose, mesh=mesh, in_specs=specs, out_specs=specs[0]), *operands)
+    assert choices[0].implementation == expected
+    assert (choices[0].config is not None) == (expected == "mosaic_gpu")
+    assert choices[0].reason.startswith("expected to be the fastest: mosaic_gpu ")
+    assert f"takes {expected}, expected" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -127,8 +207,10 @@ HOSTS = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2)]
 TWO_AXES = {"names": ("host", "device"), "axis_name": ("host", "device")}
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize(("num_hosts", "num_devices"), HOSTS)
+@pytest.mark.parametrize(
+    ("num_hosts", "num_devices", "dtype"),
+    [*((*hosts, jnp.bfloat16) for hosts in HOSTS), (2, 3, jnp.float16), (2, 3, jnp.float32)],
+)
 def test_both_rings_agree_bit_for_bit(num_hosts, num_devices, dtype):
     num_ranks = num_hosts * num_devices
     lhs, rhs = operands(num_ranks, dtype)
@@ -205,7 +287,7 @@ def test_auto_takes_the_flat_ring_where_two_levels_save_nothing():
 def test_a_kernel_that_needs_nvlink_is_refused_over_hosts(monkeypatch):
     monkeypatch.setattr(hardware, "unsupported_reason", lambda **_: None)
     monkeypatch.setattr(hardware, "num_sms", lambda: 132)
-    assert choose(devices_per_host=8).implementation == "mosaic_gpu"
+    assert choose(devices_per_host=8, sizes=(512, 4096, 4096)).implementation == "mosaic_gpu"
     with pytest.raises(NotImplementedError, match="the ranks are on 2 hosts, and must be on one that NVLink joins"):
         choose(devices_per_host=4, implementation="mosaic_gpu")
     with pytest.raises(NotImplementedError, match=r"axis_name=\('host', 'device'\) must be a single axis"):

@@ -52,13 +52,7 @@ def test_an_invalid_config_names_option_value_and_rule(config_type, options, mes
     ("options", "message"),
     [
         ({"num_chunks": 0}, "num_chunks=0 must be at least 1"),
-        ({"num_stores_in_flight": 0}, "num_stores_in_flight=0 must be at least 1"),
         ({"num_comm_ctas": -1}, "num_comm_ctas=-1 must be at least 0"),
-        ({"num_stores_in_flight": 4}, "num_stores_in_flight=4 must be less than max_concurrent_steps=4"),
-        (
-            {"tile_n": 64, "tile_k": 128, "wg_dimension": MatmulDimension.N, "num_stores_in_flight": 2},
-            "cta_tile_m=64 must be a multiple of tile_k=128",
-        ),
     ],
 )
 def test_an_invalid_way_of_sending_names_option_value_and_rule(options, message):
@@ -66,8 +60,28 @@ def test_an_invalid_way_of_sending_names_option_value_and_rule(options, message)
         KernelConfig(**options)
 
 
-def test_in_tile_sending_has_no_blocks_to_obey():
-    KernelConfig(num_comm_ctas=0, num_stores_in_flight=9, tile_n=64, tile_k=128, wg_dimension=MatmulDimension.N)
+@pytest.mark.parametrize(
+    ("options", "num_block_slots"),
+    [
+        # Pipelines of 48, 96, 128 and 192 KiB, for two sending warps with blocks of 16 KiB.
+        ({"tile_n": 64, "max_concurrent_steps": 2}, 2),
+        ({"tile_n": 128, "max_concurrent_steps": 3}, 3),
+        ({"tile_n": 128, "max_concurrent_steps": 4}, 4),
+        ({}, 4),
+    ],
+)
+def test_a_sending_warp_has_the_blocks_that_its_share_of_the_pipeline_holds(options, num_block_slots):
+    assert KernelConfig(**options).num_block_slots == num_block_slots
+
+
+def test_smem_counts_the_pipeline_or_the_blocks_whichever_is_larger():
+    epilogue = 2 * 1 * 64 * 64 * 2
+    small = {"tile_n": 64, "max_concurrent_steps": 2}
+    assert smem_bytes(KernelConfig(**small)) == 2 * 2 * 16 * 1024 + epilogue + 2048
+    # In-tile sending has no blocks.
+    assert smem_bytes(KernelConfig(**small, num_comm_ctas=0)) == 2 * (128 * 64 + 64 * 64) * 2 + epilogue + 2048
+    # Larger pipelines have room for them.
+    assert smem_bytes(KernelConfig()) == smem_bytes(KernelConfig(num_comm_ctas=0))
 
 
 @pytest.mark.parametrize("config_type", CONFIG_TYPES.values())
@@ -85,6 +99,9 @@ def test_every_constructible_config_fits_in_shared_memory(config_type):
         built += 1
         assert smem_bytes(config) <= SMEM_LIMIT_BYTES
         assert config.cta_tile_m * config.cta_tile_n == 2 * tile_m * tile_n
+        if config_type is KernelConfig:
+            assert 2 <= config.num_block_slots <= 4
+            assert 2 * config.num_block_slots * 16 * 1024 <= smem_bytes(config)
     assert built > 50
 
 

@@ -15,7 +15,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import PartitionSpec as P
 
-from cmkernel import all_gather_matmul, mosaic_gpu, reference, ring
+from cmkernel import all_gather_matmul, mosaic_gpu, mosaic_gpu_cta, reference, ring
 from cmkernel.config import KernelConfig, MatmulDimension
 
 RACE = "RACE DETECTED"  # What the interpreter prints.
@@ -29,22 +29,25 @@ def integers(seed: int, shape: tuple[int, ...], dtype=jnp.bfloat16) -> jax.Array
     return jnp.asarray(np.random.default_rng(seed).integers(-4, 5, shape), dtype)
 
 
-def gathered_matmul(lhs, rhs, received, rank, *, config, num_sms):
-    multiply = jax.jit(functools.partial(mosaic_gpu.gathered_matmul, rank=rank, config=config, num_sms=num_sms))
-    with plgpu.force_gpu_interpret_mode(INTERPRET):
+def gathered_matmul(lhs, rhs, received, rank, *, interpret=INTERPRET, **options):
+    multiply = jax.jit(functools.partial(mosaic_gpu.gathered_matmul, rank=rank, **options))
+    with plgpu.force_gpu_interpret_mode(interpret):
         # Wait here: a program waiting for the result would hold one of the few CPU threads the interpreter needs.
         return jax.block_until_ready(multiply(lhs, rhs, received))
 
 
-def check_gathered(*, num_ranks, rank, m_shard, k, n_shard, config, num_sms, capsys, dtype=jnp.bfloat16):
-    """Each rank's rows are those of its shard, times rhs; nothing races."""
+def check_gathered(
+    *, num_ranks, rank, m_shard, k, n_shard, config, num_sms, capsys, dtype=jnp.bfloat16, out_dtype=None
+):
+    """Each rank's rows are those of its shard, times rhs, and nothing races; returns the result."""
     gathered, rhs = integers(0, (num_ranks, m_shard, k), dtype), integers(1, (k, n_shard), dtype)
     order = [ring.source_shard(rank, step, num_ranks) for step in range(num_ranks)]
     received = gathered[np.array(order[1:])] if num_ranks > 1 else None
-    result = gathered_matmul(gathered[rank], rhs, received, rank, config=config, num_sms=num_sms)
-    assert result.dtype == dtype
+    result = gathered_matmul(gathered[rank], rhs, received, rank, config=config, num_sms=num_sms, out_dtype=out_dtype)
+    assert result.dtype == (out_dtype or dtype)
     assert reference.num_different(result, gathered.reshape(num_ranks * m_shard, k), rhs) == 0
     assert RACE not in capsys.readouterr().out
+    return result
 
 
 # The multiply, interpreted.
@@ -84,6 +87,47 @@ def test_any_shape_is_exact_and_free_of_races(config, shape, num_sms, capsys):
     check_gathered(num_ranks=2, rank=1, **sizes, config=config, num_sms=num_sms, capsys=capsys, dtype=jnp.float16)
 
 
+def test_a_last_wave_of_halves_is_exact():
+    config = KernelConfig(tile_n=128, max_concurrent_steps=2, split_last_wave=True)
+    lhs, rhs = integers(0, (2, 136, 192)), integers(1, (192, 300))
+    # Halves lie in the slots of whole tiles, seen through another reference: to the race detector, all of that is one.
+    interpret = plgpu.InterpretGPUParams()
+    result = gathered_matmul(lhs[0], rhs, lhs[1:], 0, config=config, num_sms=5, interpret=interpret)
+    assert reference.num_different(result, lhs.reshape(-1, 192), rhs) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "num_ranks", "rank"),
+    [
+        pytest.param(SMALL, (136, 192, 192), 4, 2, id="tiles over the edges"),
+        pytest.param(
+            KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=1),
+            (200, 320, 200),
+            1,
+            0,
+            id="odd number of epilogue pieces",
+        ),
+        pytest.param(KernelConfig(epi_tile_n=32), (64, 320, 96), 2, 1, id="narrow epilogue pieces"),
+        pytest.param(KernelConfig(), (8, 640, 32), 2, 1, id="one column of epilogue units where a tile has eight"),
+        pytest.param(
+            KernelConfig(tile_m=128, tile_n=64, wg_dimension=N, tile_k=128, max_concurrent_steps=3),
+            (133, 300, 75),
+            2,
+            0,
+            id="padded operands, warpgroups along N",
+        ),
+    ],
+)
+def test_a_float32_result_is_exact_and_free_of_races(config, shape, num_ranks, rank, capsys):
+    m_shard, k, n_shard = shape
+    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard}
+    result = check_gathered(
+        num_ranks=num_ranks, rank=rank, **sizes, config=config, num_sms=2, capsys=capsys, out_dtype=jnp.float32
+    )
+    # Sums that the operands' type would have rounded.
+    assert (result != result.astype(jnp.bfloat16)).any()
+
+
 def test_normal_data_is_within_the_tolerance():
     rng = np.random.default_rng(0)
     lhs, rhs = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((128, 320), (320, 64)))
@@ -119,17 +163,26 @@ def lowered(*, num_ranks: int, shape=(1024, 768, 768), dtype=jnp.bfloat16, confi
     return jax.jit(ring).trace(lhs, rhs).lower(lowering_platforms=("cuda",)).as_text()
 
 
+RINGS = {
+    "communication CTAs": KernelConfig(),
+    "in-tile": KernelConfig(num_comm_ctas=0, tile_m=128, tile_n=128, wg_dimension=N),
+    "polling warp": KernelConfig(tile_n=128, max_concurrent_steps=6, num_comm_ctas=20, num_chunks=16, wait_ahead=True),
+    "in-tile, polling warp": KernelConfig(
+        tile_m=64, tile_n=64, tile_k=32, num_comm_ctas=0, num_chunks=3, wait_ahead=True
+    ),
+    "both ways, halves": KernelConfig(num_in_tile_chunks=2, split_last_wave=True, wait_ahead=True),
+}
+
+
+def outputs_of(text: str) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and types of the results of the one kernel in a program."""
+    (call,) = [line for line in text.splitlines() if "custom_call @mosaic_gpu" in line]
+    found = re.findall(r"tensor<([0-9x]+)x([a-z]+[0-9]+)>", call.split("->")[-1])
+    return [(tuple(map(int, sizes.split("x"))), dtype) for sizes, dtype in found]
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize(
-    "config",
-    [
-        KernelConfig(),
-        KernelConfig(num_comm_ctas=0, tile_m=128, tile_n=128, wg_dimension=N),
-        KernelConfig(tile_n=128, max_concurrent_steps=6, num_comm_ctas=20, num_chunks=16, wait_ahead=True),
-        KernelConfig(tile_m=64, tile_n=64, tile_k=32, num_comm_ctas=0, num_chunks=3, wait_ahead=True),
-    ],
-    ids=["communication CTAs", "in-tile", "polling warp", "in-tile, polling warp"],
-)
+@pytest.mark.parametrize("config", RINGS.values(), ids=RINGS)
 def test_the_ring_lowers_for_cuda(config, num_ranks):
     text = lowered(num_ranks=num_ranks, config=config)
     assert "mosaic_gpu" in text
@@ -148,24 +201,64 @@ def test_the_ring_lowers_for_cuda(config, num_ranks):
 )
 def test_what_the_kernel_pads(shape, result, scratch):
     text = lowered(num_ranks=2, shape=shape, dtype=jnp.float16)
-    (call,) = [line for line in text.splitlines() if "custom_call @mosaic_gpu" in line]
-    outputs = [
-        tuple(map(int, sizes.split("x"))) for sizes in re.findall(r"tensor<([0-9x]+)xf16>", call.split("->")[-1])
-    ]
-    assert outputs[:2] == [(2, *result), (1, *scratch)]
+    assert outputs_of(text)[:2] == [((2, *result), "f16"), ((1, *scratch), "f16")]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("config", RINGS.values(), ids=RINGS)
+def test_the_ring_lowers_with_a_float32_result(config, num_ranks):
+    outputs = outputs_of(lowered(num_ranks=num_ranks, config=config, out_dtype=jnp.float32))
+    assert outputs[0] == ((num_ranks, 1024, 768), "f32")
+    # What travels has the operands' type.
+    assert outputs[1:2] == ([((num_ranks - 1, 1024, 768), "bf16")] if num_ranks > 1 else [])
+
+
+def test_what_the_kernel_pads_of_a_float32_result():
+    text = lowered(num_ranks=2, shape=(133, 64, 160), out_dtype=jnp.float32)
+    assert outputs_of(text)[:2] == [((2, 136, 192), "f32"), ((1, 136, 64), "bf16")]
+
+
+def scattered_delay(rank, cta, warp, step):
+    """Other sleeps for neighbouring ranks and CTAs, for either warp, at each step."""
+    return jax.lax.rem(rank * 79 + cta * 37 + (warp + 1) * 13 + step * 57, jnp.int32(30))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("config", RINGS.values(), ids=RINGS)
+def test_a_ring_that_is_delayed_lowers(config, num_ranks):
+    asked = []
+
+    def delay(rank, cta, warp, step):
+        asked.append(warp)
+        return scattered_delay(rank, cta, warp, step)
+
+    assert "nanosleep" in lowered(num_ranks=num_ranks, config=config, delay=delay)
+    assert set(asked) == {mosaic_gpu_cta.LOAD_WARP, mosaic_gpu_cta.SEND_WARP}
+
+
+def test_a_ring_that_is_not_delayed_does_not_sleep():
+    assert "nanosleep" not in lowered(num_ranks=2)
 
 
 @pytest.mark.parametrize(
-    ("epi_tile_n", "n_shard", "columns"),
-    [(64, 64, 128), (64, 100, 128), (32, 32, 64), (128, 64, 128), (64, 1, 128), (64, 192, 192)],
+    ("epi_tile_n", "n_shard", "dtype", "columns"),
+    [
+        (64, 64, jnp.bfloat16, 128),
+        (64, 100, jnp.bfloat16, 128),
+        (32, 32, jnp.bfloat16, 64),
+        (128, 64, jnp.bfloat16, 128),
+        (64, 1, jnp.bfloat16, 128),
+        (64, 192, jnp.bfloat16, 192),
+        # A unit is as many bytes, so half as many columns.
+        (64, 64, jnp.float32, 64),
+        (64, 32, jnp.float32, 64),
+        (64, 100, jnp.float32, 128),
+        (32, 16, jnp.float32, 32),
+    ],
 )
-def test_columns_of_the_result(epi_tile_n, n_shard, columns):
-    assert (
-        mosaic_gpu.num_result_columns(
-            KernelConfig(epi_tile_n=epi_tile_n, max_concurrent_steps=3), n_shard, jnp.bfloat16
-        )
-        == columns
-    )
+def test_columns_of_the_result(epi_tile_n, n_shard, dtype, columns):
+    config = KernelConfig(epi_tile_n=epi_tile_n, max_concurrent_steps=3)
+    assert mosaic_gpu.num_result_columns(config, n_shard, dtype) == columns
 
 
 def test_a_tile_of_one_unit_needs_no_second():
@@ -188,6 +281,14 @@ def test_a_tile_of_one_unit_needs_no_second():
 def test_operands_that_do_not_fit(lhs, rhs, error, match):
     with pytest.raises(error, match=match):
         mosaic_gpu.gathered_matmul(jnp.zeros(*lhs), jnp.zeros(*rhs), config=SMALL, num_sms=1)
+
+
+@pytest.mark.parametrize("out_dtype", [jnp.float16, jnp.int32])
+def test_results_of_another_type_are_refused(out_dtype):
+    lhs, rhs = jnp.zeros((64, 64), jnp.bfloat16), jnp.zeros((64, 128), jnp.bfloat16)
+    message = rf"out_dtype={jnp.dtype(out_dtype)} must be that of the operands or float32"
+    with pytest.raises(NotImplementedError, match=message):
+        mosaic_gpu.gathered_matmul(lhs, rhs, config=SMALL, num_sms=1, out_dtype=out_dtype)
 
 
 def test_number_of_sms_is_unknown_on_a_cpu():

@@ -10,7 +10,9 @@ from jobs.results import table
 from tests.integration.bench_process import QUICK
 from tests.jobs.test_settings import composed
 
-SETTINGS = composed(*QUICK, "cluster=local", "problem.m_shard=32", "timing.baselines=[jax_ring,xla,torch_fused]")
+SETTINGS = composed(
+    *QUICK, "cluster=local", "problem.m_shard=32", "timing.baselines=[jax_ring,xla,torch_fused,local,local_cublas]"
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,8 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
         ("jax_ring", "baseline"),
         ("xla", "baseline"),
         ("torch_fused", "baseline"),
+        ("local", "baseline"),
+        ("local_cublas", "baseline"),
     ]
     for row in rows[1::2]:
         assert row.check is None
@@ -45,6 +49,8 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
     for row in rows[::2]:
         assert row.check.passed
         assert row.in_graph_us.max > 0
+        # Of the one that was measured.
+        assert row.derived.ratio_to_local == pytest.approx(row.in_graph_us.max / rows[4].in_graph_us.max)
     footer = table.footer_lines(rows)
     assert f"# NOT RUN torch_fused on {case}" in footer
     assert "# Out of bounds values : 0 OK" in footer

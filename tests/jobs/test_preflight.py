@@ -18,7 +18,7 @@ def refuse(*overrides, num_gpus, accelerator=None):
     refuse_unsupported(settings, expand(settings.problem, 2), cluster)
 
 
-@pytest.mark.parametrize("name", ["mosaic_gpu", "mosaic_gpu_simple", "jax_ring", "torch_fused"])
+@pytest.mark.parametrize("name", ["mosaic_gpu", "mosaic_gpu_simple", "local_cublas", "jax_ring", "torch_fused"])
 def test_baselines_that_need_gpus(name):
     with pytest.raises(UsageError, match=rf"timing\.baselines={name} needs .*GPUs.* has no GPU; leave it out"):
         refuse(f"timing.baselines=[xla,{name}]", num_gpus=0)
@@ -28,7 +28,7 @@ def test_baselines_that_need_gpus(name):
 def test_baselines_that_need_hopper():
     with pytest.raises(UsageError, match=r"timing\.baselines=jax_ring needs Hopper GPUs, but host a has A100"):
         refuse("timing.baselines=[jax_ring]", num_gpus=2, accelerator="A100")
-    refuse("timing.baselines=[torch_fused]", num_gpus=2, accelerator="A100")
+    refuse("timing.baselines=[local_cublas,torch_fused]", num_gpus=2, accelerator="A100")
 
 
 def test_kernels_that_need_gpus():

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jobs.measure.profile import _calls, _summarize
+from jobs.measure.profile import Kernel, _calls, _summarize
 
 DATA = Path(__file__).parent / "data"
 
@@ -40,3 +40,26 @@ def test_kernel_time_as_a_span_is_that_of_the_whole_call():
 
 def test_the_aligner_is_no_part_of_a_call():
     assert not any("AllReduce" in name or "nvjet" in name for name in summarize("xla").kernels_us)
+
+
+GEMM, GATHER = (
+    "nvjet_sm90_tss_128x160_64x5_2x1_v_bz_NNT",
+    "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "counted"),
+    [
+        ((GATHER, GEMM, "wrapped_convert"), (0, 1, 2)),
+        (("Memset 3", GEMM, "loop_convert_fusion_1"), (1, 2)),
+        ((GEMM, "loop_broadcast_fusion", "wrapped_convert", "wrapped_concatenate"), (0, 2)),
+        # What is converted before the multiply isn't its result.
+        (("wrapped_convert", GATHER, "loop_convert_fusion", GEMM), (1, 3)),
+        (("loop_broadcast_fusion", "ring_all_gather_matmul_kernel_mosaic_gpu_kernel", "memcpy128"), (1,)),
+    ],
+)
+def test_a_conversion_after_a_gemm_is_part_of_the_multiply(names, counted):
+    # The i-th kernel takes 2**i us, so that each sum is that of one choice only.
+    call = [Kernel(name, 1e6 * i, 1e6 * i + 1e3 * 2**i) for i, name in enumerate(names)]
+    assert _summarize([call]).kernel_us == [sum(2**i for i in counted)]

@@ -1,6 +1,7 @@
 """The timed programs compute what they claim, and nothing in them can be skipped."""
 
 import re
+import types
 
 import jax
 import numpy as np
@@ -71,6 +72,31 @@ def test_a_request_tells_what_it_turned_into(mesh):
     assert "platform='cpu' must be 'gpu'" in opened.reason
     with pytest.raises(NotImplementedError, match="mosaic_gpu"):
         programs.build(Request("mosaic_gpu", "mosaic_gpu", {"tile_m": 64}), mesh, example, chain_length=2)
+
+
+def test_the_local_multiply_by_cublas_needs_a_gpu(mesh):
+    with pytest.raises(NotImplementedError, match="local_cublas needs a GPU: platform='cpu' must be 'gpu'"):
+        programs.build(Request("baseline", "local_cublas"), mesh, inputs.operands(CASE, mesh, 0, 0), chain_length=2)
+
+
+def test_the_local_multiply_by_cublas_is_compiled_without_triton(mesh, monkeypatch):
+    """Both programs; and they take, and are taken for, what the other local multiply takes."""
+    example = inputs.operands(CASE, mesh, 0, 0)
+    gpu = types.SimpleNamespace(platform="gpu")
+    compiled = []
+
+    def jit(function, **options):
+        compiled.append(options.get("compiler_options"))
+        return jax.jit(function, **options)
+
+    monkeypatch.setattr(programs, "jax", types.SimpleNamespace(**{**vars(jax), "devices": lambda: [gpu], "jit": jit}))
+    program = programs.build(Request("baseline", "local_cublas"), mesh, example, chain_length=LENGTH)
+    without_triton = {"xla_gpu_enable_triton_gemm": False}
+    assert [options for options in compiled if options] == [without_triton] * 2
+    assert program.is_local
+    lhs_sets, rhs_sets = sets(mesh, 3, program.is_local)
+    last = (LENGTH - 1) % 3
+    np.testing.assert_array_equal(program.chain(lhs_sets, rhs_sets), program.call(lhs_sets[last], rhs_sets[last]))
 
 
 def test_every_rank_draws_the_same_lhs_for_the_oracle(mesh):

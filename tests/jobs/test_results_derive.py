@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.records import Case
-from jobs.results.derive import derive
+from jobs.results.derive import derive, fastest_local_us
 
 ARTICLE = Case(name="article", m_shard=1024, k=4096, n_shard=4096, dtype="bfloat16", num_ranks=2)
 
@@ -48,6 +48,21 @@ def test_baselines_themselves():
     local = derive(ARTICLE, 80.0, local_us=80.0, xla_us=160.0, device_kind="cpu", communicates=False)
     assert (local.overlap_efficiency, local.ratio_to_local) == (1.0, 1.0)
     assert local.bus_bandwidth_gbps is None
+
+
+@pytest.mark.parametrize(
+    ("headlines", "bound_us"),
+    [
+        ({"xla": 70.0, "local": 91.0, "local_cublas": 90.0, "mosaic_gpu": 60.0}, 90.0),
+        ({"local": 90.0, "local_cublas": 91.0}, 90.0),
+        ({"local": 90.0, "local_cublas": None}, 90.0),
+        ({"local": None, "local_cublas": 91.0}, 91.0),
+        ({"local_cublas": 91.0, "xla": 70.0}, 91.0),
+        ({"xla": 70.0, "local": None}, None),
+    ],
+)
+def test_the_bound_is_the_faster_multiply_of_those_measured(headlines, bound_us):
+    assert fastest_local_us(headlines) == bound_us
 
 
 @pytest.mark.parametrize("xla_us", [80.0, 70.0])
