@@ -45,5 +45,3 @@ def driver_versions(versions: dict[str, str]) -> dict[str, str]:
     if missing := [name for name, version in found.items() if version == MISSING]:
         raise InfrastructureError(f"the driver's Python lacks {', '.join(missing)}; {INSTALL}")
     return found
-
-

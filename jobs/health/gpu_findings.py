@@ -145,11 +145,12 @@ def _fabric(where: str, gpu: GpuFacts) -> list[Finding]:
     # Machines without NVSwitch have none.
     if fabric is None or fabric.state == "not supported":
         return []
-    mend = "systemctl status nvidia-fabricmanager (of several hosts: nvidia-imex too); CUDA waits for it"
+    # No failures: where CUDA needs the fabric, it doesn't start without it, and says so.
+    mend = "systemctl status nvidia-fabricmanager, and of a fabric of several hosts nvidia-imex"
     if fabric.state != "completed":
-        return [Finding("fabric", where, f"registration {fabric.state}", Verdict.fail, mend)]
+        return [Finding("fabric", where, f"registration {fabric.state}", Verdict.warn, mend)]
     if fabric.error is not None:
-        return [Finding("fabric", where, f"registration failed: {fabric.error}", Verdict.fail, mend)]
+        return [Finding("fabric", where, f"registration failed: {fabric.error}", Verdict.warn, mend)]
     found = f"cluster {fabric.cluster_uuid}, clique {fabric.clique_id}"
     if fabric.is_degraded:
         return [Finding("fabric", where, f"{found}: degraded bandwidth", Verdict.warn, mend)]
@@ -159,7 +160,8 @@ def _fabric(where: str, gpu: GpuFacts) -> list[Finding]:
 def _mig(where: str, gpu: GpuFacts) -> list[Finding]:
     if not gpu.is_mig:
         return []
-    return [Finding("MIG", where, "cut into instances", Verdict.fail, "nvidia-smi -mig 0: a rank needs a whole GPU")]
+    mend = "nvidia-smi -mig 0: NCCL and mosaic_gpu need whole GPUs"
+    return [Finding("MIG", where, "cut into instances", Verdict.warn, mend)]
 
 
 def _unknown(check: str, where: str, gpu: GpuFacts, fact: str) -> Finding:

@@ -9,6 +9,7 @@ from typing import TextIO
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jobs.health.finding import Finding, Verdict
 
@@ -27,8 +28,10 @@ def print_findings(findings: Sequence[Finding], stream: TextIO) -> None:
     for title in ("check", "where", "found", "verdict", "what to do"):
         table.add_column(title, overflow="fold")
     for finding, places in _grouped(findings):
-        verdict = f"[{_STYLES[finding.verdict]}]{finding.verdict.value}"
-        table.add_row(finding.check, _named(places), finding.found, verdict, finding.mend)
+        # Text: what was found may have brackets, which are markup in a plain string.
+        cells = [Text(text) for text in (finding.check, _named(places), finding.found, finding.verdict.value)]
+        cells[-1].stylize(_STYLES[finding.verdict])
+        table.add_row(*cells, Text(finding.mend))
     console.print(table)
     counts = Counter(finding.verdict for finding in findings)
     console.print("# " + ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict))
