@@ -35,7 +35,7 @@ FORMAT_VERSION = 1
 LINKS = "jobs.health.links:LinkSession"
 _LINK_BYTES, _LINK_REPEATS = 256 * 2**20, 10
 # The whole examination shall take less than a minute; a gang that isn't there by then is a finding.
-_PLACEMENT_TIMEOUT_S, _SETUP_TIMEOUT_S, _STEP_TIMEOUT_S = 10.0, 40.0, 30.0
+_EXAMINER_TIMEOUT_S, _PLACEMENT_TIMEOUT_S, _SETUP_TIMEOUT_S, _STEP_TIMEOUT_S = 20.0, 10.0, 40.0, 30.0
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
     num_ranks = default_num_ranks(cluster, settings.cluster)
     driver = driver_versions(host_facts(cluster.nodes[0].ip, with_gpus=False).versions)
     with Examiners(cluster.nodes) as examiners:
-        hosts, silent = examiners.facts(with_gpus=True)
+        hosts, silent = examiners.facts(with_gpus=True, timeout_s=_EXAMINER_TIMEOUT_S)
         seen.hosts.extend(hosts)
         seen.findings += host_findings.silence_findings([(node.host, why) for node, why in silent])
         seen.findings += host_findings.version_findings(driver, hosts)

@@ -16,7 +16,7 @@ from jobs.health.examiner import Examiner
 from jobs.health.facts import Bandwidth, HostFacts, Xid
 from jobs.health.pairs import rounds
 
-_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 60.0
 # The first process on a node makes the environment that scripts/submit.sh --install asks for.
 _INSTALL_TIMEOUT_S = 600.0
 _ANSWER_TIMEOUT_S = 15.0
@@ -39,9 +39,15 @@ class Examiners:
         ]
         self._heard: dict[int, HostFacts] = {}
 
-    def facts(self, *, with_gpus: bool) -> tuple[list[HostFacts], list[tuple[Node, str]]]:
-        """What the hosts tell about themselves, and which ones don't, and why; those are asked nothing more."""
-        timeout_s = _INSTALL_TIMEOUT_S if ray.get_runtime_context().runtime_env.get("pip") else _TIMEOUT_S
+    def facts(
+        self, *, with_gpus: bool, timeout_s: float = START_TIMEOUT_S
+    ) -> tuple[list[HostFacts], list[tuple[Node, str]]]:
+        """What the hosts tell about themselves, and which ones don't, and why; those are asked nothing more.
+
+        ``timeout_s`` is for a process to start there; where Ray installs packages for it first, more.
+        """
+        if ray.get_runtime_context().runtime_env.get("pip"):
+            timeout_s = _INSTALL_TIMEOUT_S
         self._heard, errors = self._ask("facts", with_gpus, of=range(len(self.nodes)), timeout_s=timeout_s)
         silent = [(self.nodes[i], why) for i, why in sorted(errors.items())]
         return [self._heard[i] for i in sorted(self._heard)], silent

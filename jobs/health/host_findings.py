@@ -36,7 +36,7 @@ def version_findings(driver: Mapping[str, str], hosts: Sequence[HostFacts]) -> l
 
 def silence_findings(silent: Sequence[tuple[str, str]]) -> list[Finding]:
     """Of hosts that don't answer: names, and what was seen instead."""
-    mend = f"see whether Ray runs Python there; {INSTALL}"
+    mend = f"check the network to it (docs/clusters.md lists the ports) and the Python that Ray runs there; {INSTALL}"
     return [Finding("examiner", host, why, Verdict.fail, mend) for host, why in silent]
 
 
@@ -50,7 +50,8 @@ def resolution_findings(hosts: Sequence[HostFacts], *, on_gpus: bool) -> list[Fi
     for host in hosts:
         found = f"its name resolves to {host.resolved_ip}"
         if not is_loopback(host.resolved_ip):
-            findings.append(Finding("host name", _name(host), found))
+            is_rays = host.resolved_ip == host.ip
+            findings.append(Finding("host name", _name(host), "resolves to Ray's address" if is_rays else found))
             continue
         # NCCL picks an interface by itself.
         verdict = Verdict.warn if on_gpus else Verdict.fail
