@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 
 # Largest dynamic shared memory a block may ask for on sm_90 (CUDA C++ Programming Guide, "Compute Capability 9.x").
 SMEM_LIMIT_BYTES = 232_448
@@ -15,6 +16,12 @@ MAX_ACCUMULATOR_REGISTERS = 192
 NUM_COMPUTE_WARPGROUPS = 2
 # Mbarriers (8 bytes each) and the padding that the 1024-byte alignment of swizzled tiles can cost.
 SMEM_RESERVE_BYTES = 2_048
+# What a communication CTA copies at a time: 16 KiB. Large enough for the copy engine, small enough that many fit.
+COMM_BLOCK_ROWS, COMM_BLOCK_COLUMNS = 64, 128
+COMM_BLOCK_BYTES = COMM_BLOCK_ROWS * COMM_BLOCK_COLUMNS * OPERAND_BYTES
+# Sending warps of a communication CTA: while one waits for its copies to land, the other keeps the link busy.
+NUM_COMM_WARPS = 2
+MIN_BLOCK_SLOTS, MAX_BLOCK_SLOTS = 2, 4
 
 
 class MatmulDimension(enum.Enum):
@@ -35,7 +42,7 @@ class TileConfig:
     tile_m: int = 128
     """Output rows of one warpgroup: a multiple of 64 (the wgmma instruction's M)."""
     tile_n: int = 128
-    """Output columns of one warpgroup: a multiple of the swizzle's elements, at most 256 (wgmma's N)."""
+    """Output columns of one warpgroup: a multiple of 16, better of 64 (see ``swizzle_elems``), at most 256."""
     tile_k: int = 64
     """Depth of one pipeline step: 16, 32, 64 or 128 elements."""
     max_concurrent_steps: int = 4
@@ -43,7 +50,7 @@ class TileConfig:
     epi_tile_m: int = 64
     """Rows that the epilogue stores at a time; divides ``tile_m``."""
     epi_tile_n: int = 64
-    """Columns that the epilogue stores at a time; divides ``tile_n``."""
+    """Columns that the epilogue stores at a time, half as many of a float32 result; divides ``tile_n``."""
     grid_tile_width: int = 8
     """Width of a raster group in tiles: tiles of one group share operands in the L2."""
     wg_dimension: MatmulDimension = MatmulDimension.N
@@ -69,10 +76,10 @@ class TileConfig:
             raise ValueError(f"tile_m={self.tile_m} must be a multiple of 64, the M of a wgmma instruction")
         if self.tile_k not in (16, 32, 64, 128):
             raise ValueError(f"tile_k={self.tile_k} must be 16, 32, 64 or 128: a swizzled row is at most 128 bytes")
-        if self.tile_n > 256 or self.tile_n % self.swizzle_elems:
+        if self.tile_n > 256 or self.tile_n % 16:
             raise ValueError(
-                f"tile_n={self.tile_n} must be a multiple of {self.swizzle_elems} (the swizzle that "
-                f"tile_k={self.tile_k} gives) and at most 256, the N of a wgmma instruction"
+                f"tile_n={self.tile_n} must be a multiple of 16, the least swizzle, and at most 256, the N of a wgmma "
+                "instruction"
             )
         if self.max_concurrent_steps < 2:
             raise ValueError(f"max_concurrent_steps={self.max_concurrent_steps} must be at least 2")
@@ -105,8 +112,8 @@ class TileConfig:
 
     @property
     def swizzle_elems(self) -> int:
-        """Elements in a row of the shared-memory swizzle: what ``tile_k`` covers, at most 128 bytes."""
-        return min(self.tile_k, 128 // OPERAND_BYTES)
+        """Elements in a row of the operands' shared-memory swizzle: what divides both tiles, at most 128 bytes."""
+        return math.gcd(self.tile_k, self.tile_n, 128 // OPERAND_BYTES)
 
     @property
     def num_epilogue_slots(self) -> int:
@@ -136,28 +143,21 @@ class KernelConfig(TileConfig):
     """Arrival counters per M tile: how finely the multiply follows what arrives. Rounded to what the shape allows."""
     num_comm_ctas: int = 4
     """CTAs that only send. 0: a second memory warp of each compute CTA sends the lhs tiles that are loaded anyway."""
-    num_stores_in_flight: int = 2
-    """Copies to the next rank that a communication CTA keeps in flight; fewer than ``max_concurrent_steps``."""
     wait_ahead: bool = False
     """Whether a warp of its own polls the arrival counters ahead of the loads: pays where one wave does it all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_chunks", "num_stores_in_flight"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        if self.num_chunks < 1:
+            raise ValueError(f"num_chunks={self.num_chunks} must be at least 1")
         if self.num_comm_ctas < 0:
             raise ValueError(f"num_comm_ctas={self.num_comm_ctas} must be at least 0")
-        if self.num_comm_ctas and self.num_stores_in_flight >= self.max_concurrent_steps:
-            raise ValueError(
-                f"num_stores_in_flight={self.num_stores_in_flight} must be less than "
-                f"max_concurrent_steps={self.max_concurrent_steps}, the slots that they are sent from"
-            )
-        if self.num_comm_ctas and self.cta_tile_m % self.tile_k:
-            raise ValueError(
-                f"cta_tile_m={self.cta_tile_m} must be a multiple of tile_k={self.tile_k}, the rows that a "
-                "communication CTA sends at a time"
-            )
+
+    @property
+    def num_block_slots(self) -> int:
+        """Blocks that a sending warp has room for: its share of what a compute CTA uses as pipeline, but at least 2."""
+        share = pipeline_bytes(self) // (NUM_COMM_WARPS * COMM_BLOCK_BYTES)
+        return min(max(share, MIN_BLOCK_SLOTS), MAX_BLOCK_SLOTS)
 
 
 # The config that each kernel takes, by the name of its implementation.
@@ -167,14 +167,23 @@ CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig]] = {
 }
 
 
+def pipeline_bytes(config: TileConfig) -> int:
+    """Shared memory of the pipeline slots of one CTA in bytes."""
+    step = (config.cta_tile_m + config.cta_tile_n) * config.tile_k
+    return config.max_concurrent_steps * step * OPERAND_BYTES
+
+
+def block_bytes(config: TileConfig) -> int:
+    """Shared memory of the blocks of a communication CTA in bytes, in the place of the pipeline slots."""
+    if not isinstance(config, KernelConfig) or config.num_comm_ctas == 0:
+        return 0
+    return NUM_COMM_WARPS * config.num_block_slots * COMM_BLOCK_BYTES
+
+
 def smem_bytes(config: TileConfig) -> int:
     """Shared memory of one CTA in bytes: pipeline slots, epilogue slots and the reserve for barriers and alignment."""
-    pipeline_step = (config.cta_tile_m + config.cta_tile_n) * config.tile_k
-    epilogue_slot = config.epi_tile_m * config.epi_tile_n
-    elements = (
-        config.max_concurrent_steps * pipeline_step + NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * epilogue_slot
-    )
-    return elements * OPERAND_BYTES + SMEM_RESERVE_BYTES
+    epilogue = NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * config.epi_tile_m * config.epi_tile_n
+    return max(pipeline_bytes(config), block_bytes(config)) + epilogue * OPERAND_BYTES + SMEM_RESERVE_BYTES
 
 
 def validate_shape(config: SimpleKernelConfig, *, m_shard: int, k: int, n_shard: int) -> None:

@@ -18,4 +18,6 @@ def dot(lhs: jax.Array, rhs: jax.Array, *, out_dtype: jax.typing.DTypeLike | Non
     """
     # f32 operands must not be rounded to TF32, which is XLA's default on GPUs.
     precision = lax.Precision.HIGHEST if lhs.dtype == jnp.float32 else None
-    return jnp.dot(lhs, rhs, precision=precision, preferred_element_type=jnp.float32).astype(out_dtype or lhs.dtype)
+    # XLA accumulates half-precision products in float32 whatever type it returns. Rounding is left to the multiply:
+    # asked for float32, cuBLAS would write that, and another kernel would convert it.
+    return jnp.dot(lhs, rhs, precision=precision, preferred_element_type=out_dtype or lhs.dtype)

@@ -11,13 +11,12 @@ zero when the call starts and is signalled once: a piece is complete when its co
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from jax import lax
 
 from cmkernel import ring
-from cmkernel.config import KernelConfig
+from cmkernel.config import COMM_BLOCK_COLUMNS, NUM_COMM_WARPS, KernelConfig
 
 Int = Any  # int, or a traced int32 scalar; never negative
 
@@ -58,6 +57,8 @@ class Protocol:
     """M tiles of a raster group."""
     num_compute_ctas: int
     num_comm_ctas: int
+    num_senders: int
+    """Sending warps of all communication CTAs."""
 
     @property
     def num_tiles(self) -> int:
@@ -119,30 +120,21 @@ class Protocol:
     def _width(self, group: Int) -> Int:
         return _min(self.group_width, self.num_m_tiles - group * self.group_width)
 
-    # Communication CTAs, counted from 0: a job sends one piece.
+    # The sending warps of all communication CTAs, counted from 0: a job sends one piece.
 
-    def num_local_jobs(self, comm_cta: Int) -> Int:
-        """Jobs of a communication CTA."""
-        return _div(self.num_counters + (self.num_comm_ctas - 1) - comm_cta, self.num_comm_ctas)
+    def num_local_jobs(self, sender: Int) -> Int:
+        """Jobs of a sending warp."""
+        return _div(self.num_counters + (self.num_senders - 1) - sender, self.num_senders)
 
-    def job(self, comm_cta: Int, index: Int) -> tuple[Int, Int, Int]:
-        """(device step, M tile, chunk) of a communication CTA's job."""
-        position = comm_cta + index * self.num_comm_ctas
+    def job(self, sender: Int, index: Int) -> tuple[Int, Int, Int]:
+        """(device step, M tile, chunk) of a sending warp's job; jobs come in order of steps."""
+        position = sender + index * self.num_senders
         step, position = _div(position, self.num_pieces), _rem(position, self.num_pieces)
         # In the order in which the multiply wants them: raster group by raster group, all its M tiles chunk by chunk.
         group_size = self.group_width * self.num_chunks
         group, position = _div(position, group_size), _rem(position, group_size)
         width = self._width(group)
         return step, group * self.group_width + _rem(position, width), _div(position, width)
-
-    def may_signal_late(self, comm_cta: Int, index: Int) -> Any:
-        """Whether a job's signal may wait for the first copies of the CTA's next job.
-
-        Only where that is in the same device step. The next job waits for arrivals of its own step; if the signal that
-        waits for them belonged to the step before, then ranks could wait for each other in a circle.
-        """
-        step, next_step = self.job(comm_cta, index)[0], self.job(comm_cta, index + 1)[0]
-        return (index + 1 < self.num_local_jobs(comm_cta)) & (step == next_step)
 
 
 def make_protocol(
@@ -159,8 +151,8 @@ def make_protocol(
     num_k_steps = _ceil_div(k, config.tile_k)
     chunk_k_steps = _ceil_div(num_k_steps, config.num_chunks)
     if num_comm_ctas:
-        # A communication CTA sends whole blocks of cta_tile_n columns, and a block must not reach into the next chunk.
-        block_k_steps = math.lcm(config.cta_tile_n, config.tile_k) // config.tile_k
+        # A communication CTA sends whole blocks, and a block must not reach into the next chunk.
+        block_k_steps = max(COMM_BLOCK_COLUMNS // config.tile_k, 1)
         chunk_k_steps = _ceil_div(chunk_k_steps, block_k_steps) * block_k_steps
     return Protocol(
         num_ranks=num_ranks,
@@ -171,4 +163,5 @@ def make_protocol(
         group_width=min(config.grid_tile_width, _ceil_div(m_shard, config.cta_tile_m)),
         num_compute_ctas=num_sms - num_comm_ctas,
         num_comm_ctas=num_comm_ctas,
+        num_senders=num_comm_ctas * NUM_COMM_WARPS,
     )

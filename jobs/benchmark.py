@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import secrets
 import statistics
 from collections.abc import Callable
@@ -11,13 +12,13 @@ from typing import Any
 
 from jobs.errors import InfrastructureError
 from jobs.gang.gang import Gang
+from jobs.measure import torch_fused
 from jobs.measure.profile import Profile
-from jobs.measure.programs import LOCAL, Opened, Request
+from jobs.measure.programs import BASELINE, LOCAL, Opened, Request
 from jobs.records import Case, Check, Row, Spread, Telemetry
 from jobs.results.derive import derive
 from jobs.settings import Fault, Settings, kernel_config
 
-BASELINE = "baseline"
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
 
 
@@ -46,28 +47,30 @@ class Benchmark:
         return 1 + len(requests_of(settings)) * 2 + settings.timing.bursts
 
     def run(self, case: Case) -> list[Row]:
-        """Rows of one case: a time only where the check passed on every rank.
+        """Rows of one case: a time only where the check passed on every rank, a baseline's reason where it can't run.
 
         Raises:
-          UsageError: a request can't run on this case.
+          UsageError: what the config asks for can't run on this case.
           InfrastructureError: a rank died, hangs, or chose differently from the others.
         """
         timing = self._settings.timing
         self._report(f"{case}: inputs")
         requests = requests_of(self._settings)
-        opened = self._agreed(self._call("open_case", case, requests, timing, _seed(), doing=f"opening {case}"), case)
+        opened = self._open(case, requests)
         # `auto` may take what is a baseline too: one row stands for both.
         plan: dict[str, tuple[Opened, Request]] = {}
         for o, r in zip(opened, requests, strict=True):
             plan.setdefault(o.implementation, (o, r))
+            if not o.runs:
+                self._announce(f"{case}: {o.implementation} can't run: {o.reason}")
             if r.implementation == "auto":
                 self._announce(f"{case}: auto takes {o.implementation}: {o.reason}")
             if r.config and o.config is None:
                 self._announce(
                     f"{case}: {o.implementation} has no tiles, so kernel.{', kernel.'.join(r.config)} don't apply"
                 )
-        checks = {name: self._check(case, name, r.requested != BASELINE) for name, (_, r) in plan.items()}
-        passed = [name for name in plan if checks[name].passed]
+        checks = {name: self._check(case, name, not r.is_baseline) for name, (o, r) in plan.items() if o.runs}
+        passed = [name for name, check in checks.items() if check.passed]
         for name in passed:
             self._report(f"{case}: {name}: warm-up")
             self._call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
@@ -83,7 +86,7 @@ class Benchmark:
                     requested=r.requested,
                     reason=o.reason,
                     config=o.config,
-                    check=checks[name],
+                    check=checks.get(name),
                     samples_us=samples.get(name, {}),
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
@@ -92,6 +95,35 @@ class Benchmark:
                 )
             )
         return self._with_derived(rows)
+
+    def _open(self, case: Case, requests: list[Request]) -> list[Opened]:
+        """What each request turned into, on all ranks; a baseline that one rank can't run runs on none."""
+        refused = {}
+        if any(r.implementation == torch_fused.NAME for r in requests) and self._torch_refusal is not None:
+            refused[torch_fused.NAME] = Opened(torch_fused.NAME, self._torch_refusal, None, runs=False)
+        tried = [r for r in requests if r.implementation not in refused]
+        by_rank = self._call("open_case", case, tried, self._settings.timing, _seed(), doing=f"opening {case}")
+        opened = iter(self._agreed(by_rank, tried, case))
+        return [refused.get(r.implementation) or next(opened) for r in requests]
+
+    @functools.cached_property
+    def _torch_refusal(self) -> str | None:
+        """Why the ranks can't be a process group of torch; ``None`` once they are one."""
+        members = self._gang.members
+        if len({member.node_id for member in members}) > 1:
+            return "its symmetric memory joins the GPUs of one host, and the ranks are on several"
+        host = members[0].ip
+        ready = self._call("get_torch_ready", host, doing="importing torch")
+        if (reason := self._first([r.refusal for r in ready])) is not None:
+            return reason
+        return self._first(self._call("join_torch", host, ready[0].port, doing="joining a process group of torch"))
+
+    def _first(self, reasons: list[str | None]) -> str | None:
+        """The first rank's reason, with the rank where not all have it."""
+        for rank, reason in enumerate(reasons):
+            if reason is not None:
+                return reason if all(r == reason for r in reasons) else f"{self._gang.members[rank]}: {reason}"
+        return None
 
     def _check(self, case: Case, name: str, is_target: bool) -> Check:
         self._report(f"{case}: {name}: check")
@@ -124,9 +156,11 @@ class Benchmark:
         if not names:
             return {}
         by_rank = self._call("profile", names, self._settings.timing.profiled_calls, doing=f"profiling {case}")
-        if any(profiles is None for profiles in by_rank):
-            return {}
-        found = {name: [profiles[i] for profiles in by_rank] for i, name in enumerate(names)}
+        found = {
+            name: [profiles[name] for profiles in by_rank]
+            for name in names
+            if all(name in profiles for profiles in by_rank)
+        }
         for name, profiles in found.items():
             samples[name]["kernel_us"] = [[p.kernel_us] for p in profiles]
             samples[name]["device_us"] = [[p.device_us] for p in profiles]
@@ -151,15 +185,22 @@ class Benchmark:
             for row in rows
         ]
 
-    def _agreed(self, by_rank: list[list[Opened]], case: Case) -> list[Opened]:
+    def _agreed(self, by_rank: list[list[Opened]], requests: list[Request], case: Case) -> list[Opened]:
         """What the ranks opened; ranks that chose differently would wait for each other for ever."""
-        for rank, opened in enumerate(by_rank):
-            if opened != by_rank[0]:
-                host = self._gang.members[rank].host
-                raise InfrastructureError(
-                    f"{case}: rank {rank} on {host} would run {opened}, but rank 0 {by_rank[0]}; ranks must be alike"
-                )
-        return by_rank[0]
+        agreed = []
+        for request, of_ranks in zip(requests, zip(*by_rank, strict=True), strict=True):
+            first = of_ranks[0]
+            reason = self._first([None if opened.runs else opened.reason for opened in of_ranks])
+            odd = [(m, o) for m, o in zip(self._gang.members, of_ranks, strict=True) if o != first]
+            if reason is None and odd:
+                reason = f"{odd[0][0]} would run {odd[0][1]}, but rank 0 {first}; ranks must be alike"
+            if reason is None:
+                agreed.append(first)
+            elif request.is_baseline:
+                agreed.append(Opened(first.implementation, reason, None, runs=False))
+            else:
+                raise InfrastructureError(f"{case}: {reason}")
+        return agreed
 
     def _call(self, method: str, *args: Any, doing: str) -> list[Any]:
         return self._gang.call(method, *args, timeout_s=self._settings.cluster.step_timeout_s, doing=doing)

@@ -13,6 +13,8 @@ from jobs.settings import Fault, Implementation, Settings, kernel_config
 
 # Ray's names of the accelerators with compute capability 9.0.
 HOPPER = ("H100", "H200", "H20", "H800", "GH200")
+_HOPPER_ONLY = ("mosaic_gpu", "mosaic_gpu_simple", "jax_ring")
+_GPUS_ONLY = (*_HOPPER_ONLY, "torch_fused")
 
 
 def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Cluster) -> None:
@@ -22,16 +24,14 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
     """
     if settings.check.fault is Fault.swapped_shards and cases[0].num_ranks == 1:
         raise UsageError("check.fault=swapped_shards needs at least 2 ranks: one shard can't be swapped")
+    for name in settings.timing.baselines:
+        _refuse_machine(f"timing.baselines={name}", name, cluster, "leave it out")
     implementation = settings.kernel.implementation
     if implementation not in (Implementation.mosaic_gpu, Implementation.mosaic_gpu_simple):
         return
     named = f"kernel.implementation={implementation.value}"
     instead = "use kernel=ppermute, or kernel=auto to take what can run"
-    if not cluster.on_gpus:
-        raise UsageError(f"{named} needs Hopper GPUs (compute capability 9.0), but the cluster has no GPU; {instead}")
-    for node in cluster.nodes:
-        if node.num_gpus and node.accelerator and not node.accelerator.upper().startswith(HOPPER):
-            raise UsageError(f"{named} needs Hopper GPUs, but host {node.host} has {node.accelerator}; {instead}")
+    _refuse_machine(named, implementation.value, cluster, instead)
     options = kernel_config(settings.kernel)
     for case in cases:
         if case.dtype == "float32":
@@ -43,3 +43,14 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
             validate_shape(SimpleKernelConfig(**options), **sizes) if options else simple_heuristic_config(**sizes)
         except ValueError as error:
             raise UsageError(f"{named} on {case}: {error}") from error
+
+
+def _refuse_machine(named: str, implementation: str, cluster: Cluster, instead: str) -> None:
+    """Raise ``UsageError`` where the cluster's hardware can't run ``implementation`` on any case."""
+    if implementation in _GPUS_ONLY and not cluster.on_gpus:
+        what = "Hopper GPUs (compute capability 9.0)" if implementation in _HOPPER_ONLY else "GPUs"
+        raise UsageError(f"{named} needs {what}, but the cluster has no GPU; {instead}")
+    for node in cluster.nodes:
+        is_other = node.num_gpus and node.accelerator and not node.accelerator.upper().startswith(HOPPER)
+        if implementation in _HOPPER_ONLY and is_other:
+            raise UsageError(f"{named} needs Hopper GPUs, but host {node.host} has {node.accelerator}; {instead}")

@@ -1,7 +1,7 @@
 """What the job measures and writes down: cases, checks, times and the rows of the journal.
 
 The classes are the file format of ``results.jsonl``: one JSON object a line, one line per case and implementation. A
-row can't hold a time unless its check passed.
+row can't hold a time unless its check passed. A baseline that could not run has a row without a check.
 """
 
 from __future__ import annotations
@@ -146,10 +146,11 @@ class Row:
     requested: str
     """What the config asked for; ``baseline`` for the rows beside it."""
     reason: str | None = None
-    """Why ``auto`` took this implementation."""
+    """Why ``auto`` took this implementation, or why a baseline could not run."""
     config: dict[str, Any] | None = None
-    """Tiles of the kernel; ``None`` where there are none."""
-    check: Check
+    """Tiles of the kernel, or how ``torch_fused`` ran; ``None`` where there is nothing to tell."""
+    check: Check | None
+    """``None`` where a baseline could not run: ``reason`` says why."""
     kernel_us: Spread | None = None
     device_us: Spread | None = None
     in_graph_us: Spread | None = None
@@ -165,8 +166,16 @@ class Row:
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        if not self.check.passed and (self.samples_us or any(getattr(self, name) for name in TIMES)):
+        has_time = self.samples_us or any(getattr(self, name) for name in TIMES)
+        if self.check is None and (has_time or not self.reason):
+            raise ValueError(f"{self.case}: {self.implementation} has no check: it needs a reason, and no time")
+        if self.failed and has_time:
             raise ValueError(f"{self.case}: {self.implementation} has a time although its check failed")
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ran and its results are wrong."""
+        return self.check is not None and not self.check.passed
 
     @property
     def headline_us(self) -> float | None:
@@ -189,7 +198,8 @@ class Row:
             raise ValueError(f"version={data.get('version')} of a row must be {FORMAT_VERSION}")
         data = dict(data)
         data["case"] = Case(**data["case"])
-        data["check"] = Check(**{**data["check"], "failed_ranks": tuple(data["check"]["failed_ranks"])})
+        if (check := data["check"]) is not None:
+            data["check"] = Check(**{**check, "failed_ranks": tuple(check["failed_ranks"])})
         for name in TIMES:
             data[name] = Spread(**data[name]) if data.get(name) else None
         data["derived"] = Derived(**data["derived"]) if data.get("derived") else None

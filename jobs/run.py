@@ -121,7 +121,7 @@ def _header(gang: Gang, cases: Sequence[Case], links: Sequence[str]) -> list[str
 
 def _conclude(outcome: Outcome) -> None:
     """The verdict over all rows, and everything handed over to W&B."""
-    failed = [row for row in outcome.rows if not row.check.passed]
+    failed = [row for row in outcome.rows if row.failed]
     if failed:
         named = ", ".join(f"{row.implementation} on {row.case}" for row in failed)
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")

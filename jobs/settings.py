@@ -155,8 +155,9 @@ class TimingSettings:
     profiled_calls: int = 20
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
-    """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
-    xla, local."""
+    """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute, xla, local;
+    jax_ring (jax's own Pallas ring), torch_fused (PyTorch's ``fused_all_gather_matmul``, where torch is installed).
+    One that can't run on a case has a row with the reason instead of times."""
 
 
 @dataclass
@@ -257,7 +258,7 @@ _POSITIVE = {
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
 }
-BASELINES = ("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "xla", "local")
+BASELINES = ("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "xla", "local", "jax_ring", "torch_fused")
 
 
 def _validate(settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """Check and time variants of the ring kernels on two Hopper GPUs, one process each.
 
-    PYTHONPATH=. python benchmarks/programs/kernel_variants.py [--only SUBSTRING] [--budget SECONDS]
+    PYTHONPATH=. python benchmarks/programs/kernel_variants.py [--only SUBSTRING] [--items FILE] [--budget SECONDS]
 
 Prints a row for each (shape, variant): verdict of the checks, and the maximum over ranks of the median kernel time.
 A variant that hangs is killed after ITEM_TIMEOUT_S, and the rest goes on in a new pair of processes.
@@ -103,9 +103,12 @@ def work() -> list[dict]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="only items whose JSON contains this")
+    parser.add_argument("--items", type=pathlib.Path, help="JSON list of items to run instead: shape, method, options")
     parser.add_argument("--budget", type=float, default=340)
     options = parser.parse_args()
-    items = [item for item in work() if options.only in json.dumps(item)]
+    items = work() if options.items is None else json.loads(options.items.read_text())
+    items = [{"options": {}, "dtype": "bfloat16", **item} for item in items]
+    items = [item for item in items if options.only in json.dumps(item)]
     deadline = time.monotonic() + options.budget
     start, num_bad = 0, 0
     while start < len(items) and time.monotonic() < deadline:

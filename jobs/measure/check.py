@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -66,18 +66,17 @@ def check(subject: Subject, *, calls: int, num_sets: int, chain_length: int, see
     return _summarize(subject.case, found)
 
 
-def _operands(subject: Subject, seed: int, integers: bool) -> tuple[jax.Array, jax.Array]:
-    if subject.program.is_local:
-        local = inputs.local_operands(subject.case, subject.rank, seed, integers=integers)
-        return local.gathered_lhs, local.rhs
-    shared = inputs.operands(subject.case, subject.mesh, subject.rank, seed, integers=integers)
-    return shared.lhs, shared.rhs
+def _operands(subject: Subject, seed: int, integers: bool) -> tuple[Any, Any]:
+    return subject.program.arguments(
+        inputs.operands(subject.case, subject.mesh, subject.rank, seed, integers=integers),
+        inputs.local_operands(subject.case, subject.rank, seed, integers=integers),
+    )
 
 
-def _compare_with_oracle(subject: Subject, result: jax.Array, drawn: tuple[int, bool]) -> reference.Comparison | int:
+def _compare_with_oracle(subject: Subject, result: Any, drawn: tuple[int, bool]) -> reference.Comparison | int:
     """Distance from the oracle; of integers, the number of elements that differ."""
     seed, integers = drawn
-    shard = result if subject.program.is_local else result.addressable_shards[0].data
+    shard = subject.program.shard(result)
     if subject.fault is not Fault.none and subject.rank == subject.case.num_ranks - 1:
         shard = _plant(subject.fault, shard, subject.case)
     local = inputs.local_operands(subject.case, subject.rank, seed, integers=integers)

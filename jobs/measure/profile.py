@@ -8,6 +8,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -45,9 +46,13 @@ class Profile:
     kernels_us: dict[str, float]
     """Median over calls of the summed time of each kernel, by name."""
 
+    def as_span(self) -> Profile:
+        """With ``kernel_us`` as the span of the whole call: for kernels and copies of several streams at once."""
+        return dataclasses.replace(self, kernel_us=self.device_us)
+
 
 def profile(
-    calls: Sequence[tuple[Callable[..., jax.Array], Sequence[tuple[jax.Array, jax.Array]]]],
+    calls: Sequence[tuple[Callable[..., Any], Sequence[tuple[Any, Any]]]],
     *,
     count: int,
     align_on_device: Callable[[], str],

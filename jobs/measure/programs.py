@@ -1,21 +1,24 @@
-"""The compiled programs of one implementation: a single call, and a chain of dependent calls."""
+"""The programs of one implementation, ready to run: a single call, and a chain of dependent calls."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 import cmkernel
-from cmkernel import xla
+from cmkernel import hardware, xla
 from cmkernel.config import CONFIG_TYPES
+from jobs.measure import jax_ring, torch_fused
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+BASELINE = "baseline"
 LOCAL = "local"
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -27,9 +30,14 @@ class Request:
     requested: str
     """``kernel.implementation``, or ``baseline``."""
     implementation: str
-    """``auto``, ``mosaic_gpu``, ``mosaic_gpu_simple``, ``ppermute``, ``xla`` or ``local``."""
+    """``auto``, or one of ``jobs.settings.BASELINES``."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Tile options that the user set."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the job goes on without it, where it can't run."""
+        return self.requested == BASELINE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +47,36 @@ class Opened:
     implementation: str
     """What really runs."""
     reason: str
+    """Why this one; of a baseline that can't run here, why not."""
     config: dict[str, Any] | None
+    runs: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """One implementation, ready to run. Both programs take the operands that the implementation works on."""
+    """One implementation, ready to run. Both programs take the operands that the implementation works on.
+
+    Arrays are jax's, global ones but for ``local``; with ``torch_fused`` they are tensors, and results have
+    ``block_until_ready``.
+    """
 
     opened: Opened
-    call: Callable[[jax.Array, jax.Array], jax.Array]
-    chain: Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
+    call: Callable[[Any, Any], Any]
+    chain: Callable[[Sequence[Any], Sequence[Any]], Any]
+    torch: torch_fused.Group | None = None
+    """What runs the programs of ``torch_fused``."""
+
+    def arguments(self, shared: Operands, local: LocalOperands) -> tuple[Any, Any]:
+        """The operands in the form that the implementation takes."""
+        if self.torch is not None:
+            return self.torch.take(shared.lhs), self.torch.take(shared.rhs)
+        return (local.gathered_lhs, local.rhs) if self.is_local else (shared.lhs, shared.rhs)
+
+    def shard(self, result: Any) -> jax.Array:
+        """This rank's part of a result: ``[num_ranks * m_shard, n_shard]``."""
+        if self.torch is not None:
+            return result.to_jax()
+        return result if self.is_local else result.addressable_shards[0].data
 
     @property
     def is_local(self) -> bool:
@@ -56,11 +84,31 @@ class Programs:
         return self.opened.implementation == LOCAL
 
 
-def build(request: Request, mesh: Mesh, example: Operands, *, chain_length: int) -> Programs:
-    """The programs of ``request``; raises what ``cmkernel.all_gather_matmul`` raises, before anything is compiled."""
+def build(
+    request: Request, mesh: Mesh, example: Operands, *, chain_length: int, group: torch_fused.Group | None = None
+) -> Programs:
+    """The programs of ``request``; raises what ``cmkernel.all_gather_matmul`` raises, before anything is compiled.
+
+    ``group`` is what ``torch_fused`` runs in; all ranks must build it together, as it is tried out.
+    """
     if request.implementation == LOCAL:
         opened = Opened(LOCAL, "named", None)
         return Programs(opened, jax.jit(xla.local), jax.jit(_chain(xla.local, chain_length)))
+    if request.implementation == torch_fused.NAME:
+        if group is None:
+            raise NotImplementedError("the ranks are no process group of torch")
+        chain, about = torch_fused.build(group, *example, chain_length=chain_length)
+        return Programs(Opened(torch_fused.NAME, "named", about), group.call, chain, group)
+    open_it = _open_jax_ring if request.implementation == jax_ring.NAME else _open_cmkernel
+    opened, multiply = open_it(request, mesh, example)
+    return Programs(
+        opened,
+        jax.jit(_over_ranks(multiply, mesh)),
+        jax.jit(_over_ranks(_chain(multiply, chain_length), mesh)),
+    )
+
+
+def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
     config = None
     if request.config:
         config = CONFIG_TYPES["mosaic_gpu" if request.implementation == "auto" else request.implementation](
@@ -74,7 +122,7 @@ def build(request: Request, mesh: Mesh, example: Operands, *, chain_length: int)
         return cmkernel.all_gather_matmul(lhs, rhs, **arguments)
 
     # Tracing alone runs every validation and tells what `auto` takes.
-    jax.eval_shape(_over_ranks(choose, mesh, (LHS_SPEC, RHS_SPEC)), *example)
+    jax.eval_shape(_over_ranks(choose, mesh), *example)
     choice = choices[0]
 
     def multiply(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -82,15 +130,27 @@ def build(request: Request, mesh: Mesh, example: Operands, *, chain_length: int)
             lhs, rhs, axis_name=AXIS, implementation=choice.implementation, config=choice.config
         )
 
-    return Programs(
-        Opened(choice.implementation, choice.reason, _plain(choice.config)),
-        jax.jit(_over_ranks(multiply, mesh, (LHS_SPEC, RHS_SPEC))),
-        jax.jit(_over_ranks(_chain(multiply, chain_length), mesh, (LHS_SPEC, RHS_SPEC))),
-    )
+    return Opened(choice.implementation, choice.reason, _plain(choice.config)), multiply
 
 
-def _over_ranks(function: Callable[..., jax.Array], mesh: Mesh, in_specs: Any) -> Callable[..., jax.Array]:
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=OUT_SPEC, check_vma=False)
+def _open_jax_ring(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+    configs: list[Any] = []
+
+    def choose(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        if (reason := jax_ring.unsupported_reason(axis_name=AXIS, dtype=lhs.dtype)) is not None:
+            raise NotImplementedError(f"{jax_ring.NAME} can't run here: {reason}")
+        (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
+        configs.append(jax_ring.choose_config(m_shard=m_shard, k=k, n_shard=n_shard, num_sms=hardware.num_sms()))
+        return jax_ring.all_gather_matmul(lhs, rhs, axis_name=AXIS, config=configs[-1])
+
+    jax.eval_shape(_over_ranks(choose, mesh), *example)
+    config = configs[0]
+    multiply = functools.partial(jax_ring.all_gather_matmul, axis_name=AXIS, config=config)
+    return Opened(jax_ring.NAME, "named", jax_ring.plain(config)), multiply
+
+
+def _over_ranks(function: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:
+    return jax.shard_map(function, mesh=mesh, in_specs=(LHS_SPEC, RHS_SPEC), out_specs=OUT_SPEC, check_vma=False)
 
 
 def _chain(multiply: Multiply, length: int) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]:
@@ -128,8 +188,3 @@ def _plain(config: cmkernel.KernelConfig | cmkernel.SimpleKernelConfig | None) -
     return {
         name: value.name if isinstance(value, cmkernel.MatmulDimension) else value for name, value in values.items()
     }
-
-
-def arguments(programs: Programs, shared: Operands, local: LocalOperands) -> tuple[jax.Array, jax.Array]:
-    """The operands in the form that the implementation takes."""
-    return tuple(local) if programs.is_local else tuple(shared)  # type: ignore[return-value]

@@ -7,19 +7,24 @@ collective calls in the same order. Nothing here decides by itself what to run.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jobs.measure import inputs, programs, timing
+from jobs.measure import inputs, programs, timing, torch_fused
 from jobs.measure.check import Subject, check
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.telemetry import Sampler, nvlink_name
 from jobs.records import Case, RankCheck, Telemetry
 from jobs.settings import Fault, TimingSettings
+
+logger = logging.getLogger(__name__)
 
 # Twice the largest L2 among the supported GPUs (60 MB on the H200): operands that come round again must have left it.
 ROTATION_BYTES = 2 * 60 * 2**20
@@ -35,11 +40,9 @@ class _OpenCase:
     sets: list[inputs.Operands]
     local_sets: list[inputs.LocalOperands]
 
-    def arguments(self, implementation: str) -> list[tuple[jax.Array, jax.Array]]:
+    def arguments(self, implementation: str) -> list[tuple[Any, Any]]:
         program = self.programs[implementation]
-        return [
-            programs.arguments(program, shared, local) for shared, local in zip(self.sets, self.local_sets, strict=True)
-        ]
+        return [program.arguments(shared, local) for shared, local in zip(self.sets, self.local_sets, strict=True)]
 
 
 class Session:
@@ -52,28 +55,54 @@ class Session:
         )
         self.on_gpu = jax.devices()[0].platform == "gpu"
         self._open: _OpenCase | None = None
+        self._group = torch_fused.Group(self.rank, jax.process_count())
         self._sampler: Sampler | None = None
         self._align = self._make_align(1)
         self._align_busy = self._make_align(ALIGN_SIZE if self.on_gpu else 1)
+        self._aligned = self._align_busy[1]
 
     def links(self) -> str:
         """What the ranks talk over."""
         return nvlink_name() if self.on_gpu else "gloo"
 
+    def get_torch_ready(self, host: str) -> torch_fused.Readiness:
+        """Whether this rank can join a process group of torch, whose rank 0 will be found at the address ``host``."""
+        return self._group.get_ready(host)
+
+    def join_torch(self, host: str, port: int) -> str | None:
+        """Join it; why that failed, or ``None``."""
+        return self._group.join(host, port)
+
     def open_case(self, case: Case, requests: list[Request], settings: TimingSettings, seed: int) -> list[Opened]:
-        """Draw the operands and build the programs; nothing is compiled yet."""
+        """Draw the operands and build the programs; nothing of jax's is compiled yet.
+
+        A baseline that can't run on the case is no error: it says why.
+        """
         set_bytes = (case.m_shard + case.n_shard) * case.k * jnp.dtype(case.dtype).itemsize
         num_sets = min(MAX_SETS, max(2, math.ceil(ROTATION_BYTES / set_bytes))) if self.on_gpu else 2
         self.close_case()
         example = inputs.operands(case, self.mesh, self.rank, seed)
-        built = [programs.build(r, self.mesh, example, chain_length=settings.chain_length) for r in requests]
+        opened: list[Opened] = []
+        built: dict[str, Programs] = {}
+        for request in requests:
+            try:
+                program = programs.build(
+                    request, self.mesh, example, chain_length=settings.chain_length, group=self._group
+                )
+            except (NotImplementedError, ValueError) as error:
+                if not request.is_baseline:
+                    raise
+                opened.append(Opened(request.implementation, str(error), None, runs=False))
+                continue
+            opened.append(program.opened)
+            built.setdefault(program.opened.implementation, program)
         self._open = _OpenCase(
             case,
-            {p.opened.implementation: p for p in reversed(built)},
+            built,
             [inputs.operands(case, self.mesh, self.rank, seed + i) for i in range(num_sets)],
             [inputs.local_operands(case, self.rank, seed + i) for i in range(num_sets)],
         )
-        return [p.opened for p in built]
+        return opened
 
     def check(self, implementation: str, calls: int, seed: int, fault: Fault, chain_length: int) -> RankCheck:
         """Compare the results of both programs with the oracle."""
@@ -117,13 +146,40 @@ class Session:
             ),
         }
 
-    def profile(self, implementations: list[str], calls: int) -> list[Profile] | None:
-        """``kernel_us`` and ``device_us`` of some calls of each implementation, in turn; ``None`` on CPUs."""
+    def profile(self, implementations: list[str], calls: int) -> dict[str, Profile]:
+        """``kernel_us`` and ``device_us`` of some calls of each implementation, in turn; nothing on CPUs.
+
+        torch has a trace of its own: should it lack the order that the others' calls are told apart by, they stay.
+        """
         if not self.on_gpu:
-            return None
+            return {}
+        found = self._trace([name for name in implementations if name != torch_fused.NAME], calls)
+        try:
+            by_torch = self._trace([name for name in implementations if name == torch_fused.NAME], calls)
+        except RuntimeError as error:
+            logger.warning("no device times of %s: %s", torch_fused.NAME, error)
+            by_torch = {}
+        return found | {name: traced.as_span() for name, traced in by_torch.items()}
+
+    def _trace(self, implementations: list[str], calls: int) -> dict[str, Profile]:
+        if not implementations:
+            return {}
         case = self._opened()
-        programs_and_sets = [(case.programs[name].call, case.arguments(name)) for name in implementations]
-        return profile(programs_and_sets, count=calls, align_on_device=self._align_on_device)
+        turns = [(self._behind_aligner(case.programs[name]), case.arguments(name)) for name in implementations]
+        profiles = profile(turns, count=calls, align_on_device=self._align_on_device)
+        return dict(zip(implementations, profiles, strict=True)) if profiles is not None else {}
+
+    def _behind_aligner(self, program: Programs) -> Callable[[Any, Any], Any]:
+        """Its call, which the device starts when the aligner has ended."""
+        group = program.torch
+        if group is None:
+            return program.call
+
+        def call(lhs: Any, rhs: Any) -> Any:
+            group.follow(self._aligned)
+            return program.call(lhs, rhs)
+
+        return call
 
     def close_case(self) -> None:
         """Drop operands and executables: each one with symmetric memory keeps a window over XLA's arena open."""
@@ -156,5 +212,5 @@ class Session:
 
     def _align_on_device(self) -> str:
         program, x = self._align_busy
-        program(x)
+        self._aligned = program(x)
         return "jit_cmkernel_align"

@@ -51,8 +51,9 @@ def history(row: Row) -> dict[str, Scalar]:
         values[name] = spread.max if spread else None
     if row.derived:
         values |= dataclasses.asdict(row.derived)
-    values["check_passed"] = int(row.check.passed)
-    values |= {name: getattr(row.check, name) for name in _CHECK}
+    if row.check:
+        values["check_passed"] = int(row.check.passed)
+        values |= {name: getattr(row.check, name) for name in _CHECK}
     metrics = {f"{row.implementation}/{name}": value for name, value in values.items()}
     metrics |= {f"case/{name}": value for name, value in dataclasses.asdict(row.case).items()}
     metrics["case/implementation"] = row.implementation
@@ -72,7 +73,9 @@ def summary(row: Row) -> dict[str, Scalar]:
     # W&B nests the summary at dots.
     name = case.name.replace(".", "_")
     prefix = f"{name}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}/{row.implementation}"
-    values: dict[str, Scalar | None] = {"check_passed": int(row.check.passed), HEADLINE: row.headline_us}
+    values: dict[str, Scalar | None] = {HEADLINE: row.headline_us}
+    if row.check:
+        values["check_passed"] = int(row.check.passed)
     if row.derived:
         values["tflops_per_gpu"] = row.derived.tflops_per_gpu
         values["speedup_over_xla"] = row.derived.speedup_over_xla

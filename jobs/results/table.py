@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +42,8 @@ def _number(value: float | None, width: int, scale: float = 1.0) -> str:
 
 def _time(name: str, width: int) -> _Column:
     def text(row: Row) -> str:
-        if not row.check.passed:
-            return "FAILED" if name == HEADLINE else _NONE
+        if row.check is None or row.failed:
+            return ("FAILED" if row.failed else "not run") if name == HEADLINE else _NONE
         spread = getattr(row, name)
         return _number(spread.max if spread else None, width)
 
@@ -83,7 +84,7 @@ _COLUMNS = (
     _derived("xla/", "", 6, "speedup_over_xla"),
     _derived("busbw", "(GB/s)", 7, "bus_bandwidth_gbps"),
     _derived("overlap", "(%)", 7, "overlap_efficiency", 100.0),
-    _Column("#wrong", "(elem)", 8, lambda row: str(row.check.num_wrong)),
+    _Column("#wrong", "(elem)", 8, lambda row: str(row.check.num_wrong) if row.check else _NONE),
 )
 
 
@@ -129,8 +130,9 @@ def column_lines() -> list[str]:
     return [
         "#",
         "# Times: maximum over ranks of each rank's median (min: minimum over ranks); - where not measured.",
-        "# kernel_us: the multiply's kernel; device_us: a call on the device, from first kernel's start to the last",
-        "# end; in_graph_us: a call inside a program of dependent calls; call_us: one jitted call. From",
+        "# kernel_us: the multiply's kernel (torch_fused: the span of its kernels and copies); device_us: a call on",
+        "# the device, from first kernel's start to the last end; in_graph_us: a call inside a program of dependent",
+        "# calls; call_us: one jitted call. From",
         "# t = in_graph_us: bound = local + 6 us x (D-1); TF/s of one GPU; util of its peak; /local = t / local, the",
         "# multiply without communication; xla/ = xla / t, all-gather then dot; busbw as in nccl-tests; overlap =",
         "# (xla - t) / (xla - local). #wrong: elements out of tolerance.",
@@ -141,16 +143,22 @@ def column_lines() -> list[str]:
 
 
 def row_line(row: Row) -> str:
-    """One row; a failed check has ``FAILED`` in the place of its times."""
+    """One row; in the place of its times a failed check has ``FAILED``, a baseline that can't run ``not run``."""
     return "  " + " ".join(column.cell(column.text(row)) for column in _COLUMNS)
 
 
 def footer_lines(rows: Sequence[Row]) -> list[str]:
-    """The verdict over all rows, and what each failed check found."""
-    failed = [row for row in rows if not row.check.passed]
+    """The verdict over all rows, what each failed check found, and why baselines could not run."""
+    failed = [row for row in rows if row.failed]
     lines = ["#"]
-    for row in failed:
-        check, ranks = row.check, ", ".join(map(str, row.check.failed_ranks))
+    not_run = [row for row in rows if row.check is None]
+    for row in not_run:
+        lines += [
+            f"# NOT RUN {row.implementation} on {row.case}",
+            "#   " + textwrap.shorten(row.reason or "", MAX_WIDTH - 4, placeholder=" ..."),
+        ]
+    for check, row in [(row.check, row) for row in failed if row.check]:
+        ranks = ", ".join(map(str, check.failed_ranks))
         lines += [
             f"# FAILED {row.implementation} on {row.case}",
             f"#   rank {ranks}: {check.num_wrong} of {check.num_elements} elements wrong, largest error "
@@ -158,10 +166,14 @@ def footer_lines(rows: Sequence[Row]) -> list[str]:
             f"{check.relative_tolerance:.3g}), integers {'exact' if check.integers_exact else 'not exact'}",
         ]
     # nccl-tests' own words: scripts look for them.
-    if rows:
-        num_wrong = sum(row.check.num_wrong for row in rows)
+    if len(rows) > len(not_run):
+        num_wrong = sum(row.check.num_wrong for row in rows if row.check)
         lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if failed else 'OK'}")
-    lines.append(f"# Rows : {len(rows)}" + (f", {len(failed)} of them FAILED" if failed else ""))
+    lines.append(
+        f"# Rows : {len(rows)}"
+        + (f", {len(failed)} of them FAILED" if failed else "")
+        + (f", {len(not_run)} of them not run" if not_run else "")
+    )
     return lines
 
 

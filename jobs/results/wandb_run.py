@@ -160,7 +160,7 @@ class WandbRun:
         """Log a row under the names of ``metrics``; a failed check also raises an alert."""
         self._run.log(metrics.history(row), step=step, commit=True)
         self.summarize(metrics.summary(row))
-        if not row.check.passed:
+        if row.check and row.failed:
             self._run.alert(
                 title=f"Check failed: {row.implementation} on {row.case.name}",
                 text=f"{row.case}: {row.check.num_wrong} of {row.check.num_elements} elements wrong",

@@ -155,7 +155,7 @@ class WandbSink:
     def _conclude(self, run: WandbRun, exit_code: int, status: str) -> None:
         """What ``finish`` does, each part within its limit; after a timeout the part is left behind in its thread."""
         deadline_s = time.monotonic() + self._finish_timeout_s
-        num_failed = sum(not row.check.passed for row, _ in self._rows)
+        num_failed = sum(row.failed for row, _ in self._rows)
         end: dict[str, Scalar] = {"status": status, "exit_code": exit_code}
         end |= {"rows": len(self._rows), "failed_checks": num_failed}
         call_within(self._finish_timeout_s, lambda: run.summarize(end))

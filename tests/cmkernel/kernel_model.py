@@ -1,6 +1,6 @@
 """The kernel's own code, run on paper: what each warp does is recorded, then all warps of all ranks are interleaved.
 
-``record`` runs the methods of ``mosaic_gpu``'s CTA with plain integers, in a world where a copy, a wait or a signal
+``record`` runs the methods of ``mosaic_gpu_cta``'s CTA with plain integers, in a world where a copy, a wait or a signal
 only writes itself down. So nothing of the protocol is repeated here. A warp's sequence never depends on data, so it is
 a list.
 
@@ -17,7 +17,9 @@ import itertools
 import types
 from typing import Any
 
-from cmkernel import mosaic_gpu, ring
+import jax.numpy as jnp
+
+from cmkernel import mosaic_gpu_cta, ring
 from cmkernel.protocol import make_protocol
 
 CELL = 64  # Rows and columns that are tracked as one.
@@ -46,7 +48,7 @@ class Ref:
 
     @property
     def dtype(self):
-        return None
+        return jnp.bfloat16
 
 
 class _Value:
@@ -139,6 +141,7 @@ class Recorder:
             warp_map=lambda body: body(self.warp),
             # For the shared memory's types.
             SMEM=lambda *args, **kwargs: None,
+            RefUnion=lambda *args: None,
             TilingTransform=lambda *args: None,
             SwizzleTransform=lambda *args: None,
             find_swizzle=lambda bits: 128,
@@ -150,21 +153,23 @@ class Recorder:
             cond=lambda condition, yes, no: yes() if condition else no(),
             axis_index=lambda name: self.wg,
         )
-        self.jnp = types.SimpleNamespace(minimum=min, maximum=max, where=lambda c, a, b: a if c else b, float32=None)
+        self.jnp = types.SimpleNamespace(
+            minimum=min, maximum=max, where=lambda c, a, b: a if c else b, float32=None, dtype=jnp.dtype
+        )
 
     @contextlib.contextmanager
     def installed(self):
         names = ("pl", "plgpu", "lax", "jnp")
-        before = {name: getattr(mosaic_gpu, name) for name in (*names, "_await_count", "_fence_async_proxy")}
+        before = {name: getattr(mosaic_gpu_cta, name) for name in (*names, "await_count", "_fence_async_proxy")}
         for name in names:
-            setattr(mosaic_gpu, name, getattr(self, name))
-        mosaic_gpu._await_count = lambda ref: self.ops.append(("await", ref.index[0]))
-        mosaic_gpu._fence_async_proxy = lambda: self.ops.append(("fence",))
+            setattr(mosaic_gpu_cta, name, getattr(self, name))
+        mosaic_gpu_cta.await_count = lambda ref: self.ops.append(("await", ref.index[0]))
+        mosaic_gpu_cta._fence_async_proxy = lambda: self.ops.append(("fence",))
         try:
             yield
         finally:
             for name, value in before.items():
-                setattr(mosaic_gpu, name, value)
+                setattr(mosaic_gpu_cta, name, value)
 
 
 @dataclasses.dataclass
@@ -183,15 +188,19 @@ class Recording:
 def record(config, *, num_ranks: int, m_shard: int, k: int, n_shard: int, num_sms: int) -> Recording:
     protocol = make_protocol(config, num_ranks=num_ranks, m_shard=m_shard, k=k, n_shard=n_shard, num_sms=num_sms)
     warps = []
-    roles = [("compute", 0, None), ("compute", 1, None), ("memory", 2, 0), ("memory", 2, 1), ("memory", 2, 2)]
+    roles = [("compute", 0, None), ("compute", 1, None), *(("memory", 2, warp) for warp in range(4))]
     for rank, cta, (role, wg, warp) in itertools.product(range(num_ranks), range(num_sms), roles):
         recorder = Recorder(num_ranks)
         recorder.wg, recorder.warp = wg, warp
         with recorder.installed():
-            types_ = mosaic_gpu._smem_types(config, protocol, True, None)
-            num_arrivals = {name: value[0] for name, value in types_.items() if value}
-            refs = {name: Ref(name) for name in types_ if name != "out_smem"}
-            body = mosaic_gpu._Cta(
+            types_ = mosaic_gpu_cta.smem_types(
+                config, protocol, communicates=True, dtype=jnp.bfloat16, out_dtype=jnp.bfloat16
+            )
+            num_arrivals = {
+                name: value[0] for name, value in types_.items() if name not in ("out_smem", "pipeline_smem")
+            }
+            refs = {name: Ref(name) for name in types_ if name not in ("out_smem", "pipeline_smem")}
+            body = mosaic_gpu_cta.Cta(
                 config=config,
                 protocol=protocol,
                 communicates=num_ranks > 1,
@@ -202,6 +211,9 @@ def record(config, *, num_ranks: int, m_shard: int, k: int, n_shard: int, num_sm
                 out_gmem=Ref("out", rank),
                 scratch_gmem=Ref("scratch", rank),
                 counters=Ref("counters", rank),
+                lhs_smem=Ref("lhs_smem"),
+                rhs_smem=Ref("rhs_smem"),
+                block_smem=Ref("block_smem"),
                 out_smem=_OutSmem("out_smem"),
                 **refs,
             )

@@ -5,20 +5,16 @@ import random
 
 import pytest
 
-from cmkernel import mosaic_gpu, ring
+from cmkernel import mosaic_gpu_cta, ring
 from cmkernel.config import KernelConfig
 
 from . import kernel_model
 
-tiny = functools.partial(
-    KernelConfig, tile_m=64, tile_n=64, max_concurrent_steps=2, num_stores_in_flight=1, num_chunks=2
-)
+tiny = functools.partial(KernelConfig, tile_m=64, tile_n=64, max_concurrent_steps=2, num_chunks=2)
 CONFIGS = {
     "communication CTA": tiny(num_comm_ctas=1),
     "in-tile": tiny(num_comm_ctas=0),
-    "communication CTAs, polling warp": tiny(
-        num_comm_ctas=2, wait_ahead=True, max_concurrent_steps=3, num_stores_in_flight=2
-    ),
+    "communication CTAs, polling warp": tiny(num_comm_ctas=2, wait_ahead=True, max_concurrent_steps=3),
     "in-tile, polling warp": tiny(num_comm_ctas=0, wait_ahead=True, num_chunks=3),
 }
 SENDING = {name: CONFIGS[name] for name in ("communication CTA", "in-tile")}
@@ -50,17 +46,17 @@ def test_whoever_is_late(config, num_ranks):
 
 def plant_missing_wait(monkeypatch):
     """The loads of a received shard don't wait for it."""
-    monkeypatch.setattr(mosaic_gpu._Cta, "await_next_piece", lambda self, i, step, m_idx, chunk: None)
+    monkeypatch.setattr(mosaic_gpu_cta.Cta, "await_next_piece", lambda self, i, step, m_idx, chunk: None)
 
 
 def plant_early_signal(monkeypatch):
     """The signal goes out before the copies have landed."""
-    signal = mosaic_gpu._Cta.signal
+    signal = mosaic_gpu_cta.Cta.signal
 
     def early(self, step, m_idx, chunk, num_pending):
         signal(self, step, m_idx, chunk, num_pending + 1)
 
-    monkeypatch.setattr(mosaic_gpu._Cta, "signal", early)
+    monkeypatch.setattr(mosaic_gpu_cta.Cta, "signal", early)
 
 
 def plant_wrong_slot(monkeypatch):
@@ -102,7 +98,7 @@ def test_a_slot_of_shared_memory_released_too_early_is_found(num_ranks, monkeypa
 
 def test_a_missing_signal_is_a_deadlock():
     recording = recorded(CONFIGS["communication CTA"], 2)
-    (sender,) = [warp for warp in recording.warps if warp.rank == 1 and any(op[0] == "signal" for op in warp.ops)]
+    sender = next(warp for warp in recording.warps if warp.rank == 1 and any(op[0] == "signal" for op in warp.ops))
     sender.ops = [op for op in sender.ops if op[0] != "signal"]
     with pytest.raises(kernel_model.Deadlock):
         kernel_model.explore_randomly(recording, random.Random(0))

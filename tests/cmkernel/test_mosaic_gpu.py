@@ -22,7 +22,7 @@ RACE = "RACE DETECTED"  # What the interpreter prints.
 # Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
 INTERPRET = plgpu.InterpretGPUParams(detect_races=True, num_tma_threads_per_device=199)
 M, N = MatmulDimension.M, MatmulDimension.N
-SMALL = KernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2, num_stores_in_flight=1)
+SMALL = KernelConfig(tile_m=64, tile_n=64, max_concurrent_steps=2)
 
 
 def integers(seed: int, shape: tuple[int, ...], dtype=jnp.bfloat16) -> jax.Array:
@@ -161,12 +161,15 @@ def test_what_the_kernel_pads(shape, result, scratch):
 )
 def test_columns_of_the_result(epi_tile_n, n_shard, columns):
     assert (
-        mosaic_gpu._num_result_columns(KernelConfig(epi_tile_n=epi_tile_n, max_concurrent_steps=3), n_shard) == columns
+        mosaic_gpu.num_result_columns(
+            KernelConfig(epi_tile_n=epi_tile_n, max_concurrent_steps=3), n_shard, jnp.bfloat16
+        )
+        == columns
     )
 
 
 def test_a_tile_of_one_unit_needs_no_second():
-    assert mosaic_gpu._num_result_columns(SMALL, 64) == 64
+    assert mosaic_gpu.num_result_columns(SMALL, 64, jnp.bfloat16) == 64
 
 
 # Errors.

@@ -45,6 +45,12 @@ def test_mosaic_gpu_without_a_gpu_is_refused_before_anything_is_reserved(tmp_pat
     assert "kernel=ppermute" in finished.result["error"]
 
 
+def test_a_baseline_that_needs_gpus_is_refused_where_there_is_none(tmp_path):
+    finished = run(*QUICK, "timing.baselines=[xla,torch_fused]", f"run_dir={tmp_path / 'run'}")
+    assert finished.code == 2
+    assert "timing.baselines=torch_fused needs GPUs, but the cluster has no GPU" in finished.result["error"]
+
+
 def test_an_unreachable_cluster_is_reported_within_15_s():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

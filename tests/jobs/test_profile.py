@@ -32,5 +32,11 @@ def test_kernel_time_of_the_baseline_is_gather_plus_multiply():
     assert profile.device_us == pytest.approx([154.8, 148.4], abs=0.1)
 
 
+def test_kernel_time_as_a_span_is_that_of_the_whole_call():
+    profile = summarize("mosaic_gpu")
+    assert profile.as_span().kernel_us == profile.device_us
+    assert profile.as_span().kernels_us == profile.kernels_us
+
+
 def test_the_aligner_is_no_part_of_a_call():
     assert not any("AllReduce" in name or "nvjet" in name for name in summarize("xla").kernels_us)

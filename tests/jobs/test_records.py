@@ -72,6 +72,16 @@ def test_a_row_survives_the_journal():
     assert row.in_graph_us == Spread(1.0, 2.0, 3.0)
 
 
+def test_a_baseline_that_could_not_run_has_a_reason_and_no_time():
+    row = Row(case=CASE, implementation="torch_fused", requested="baseline", check=None, reason="no torch")
+    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert row.headline_us is None
+    assert not row.failed
+    for wrong in ({"reason": None}, {"call_us": Spread(1.0, 2.0, 3.0)}):
+        with pytest.raises(ValueError, match="needs a reason, and no time"):
+            dataclasses.replace(row, **wrong)
+
+
 def test_another_format_version_is_refused():
     row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
     with pytest.raises(ValueError, match="version=99 of a row must be 1"):

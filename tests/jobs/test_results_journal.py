@@ -226,3 +226,10 @@ def test_device_that_refuses_every_write():
     journal.path, journal._fd = Path("/dev/full"), os.open("/dev/full", os.O_WRONLY)
     with journal, pytest.raises(InfrastructureError, match=r"/dev/full: .*No space left"):
         journal.append(row())
+
+
+def test_a_row_of_a_baseline_that_could_not_run_survives(tmp_path):
+    row = Row(case=CASE, implementation="torch_fused", requested="baseline", check=None, reason="no torch")
+    with Journal(tmp_path / "results.jsonl") as journal:
+        journal.append(row)
+    assert read(tmp_path / "results.jsonl") == [row]

@@ -87,6 +87,25 @@ def test_failed_check_withholds_everything():
     assert found["TF/s"] == found["busbw"] == found["util"] == "-"
 
 
+NOT_RUN = {
+    "check": None,
+    "reason": "torch can't be imported: " + "no module " * 50,
+    "in_graph_us": None,
+    "derived": None,
+}
+
+
+def test_baseline_that_could_not_run_says_so():
+    found = cells(table.row_line(row(implementation="torch_fused", **NOT_RUN)))
+    assert found["in_graph_us"] == "not run"
+    assert found["#wrong"] == found["call_us"] == found["TF/s"] == "-"
+    lines = table.footer_lines([row(), row(implementation="torch_fused", **NOT_RUN)])
+    assert lines[1] == f"# NOT RUN torch_fused on {CASE}"
+    assert lines[2].startswith("#   torch can't be imported: no module")
+    assert lines[3:] == ["# Out of bounds values : 0 OK", "# Rows : 2, 1 of them not run"]
+    assert all(len(line) <= table.MAX_WIDTH for line in lines)
+
+
 times = st.none() | st.builds(lambda value: Spread(value, value, value), st.floats(1e-6, 1e12))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from jobs.errors import UsageError
 from jobs.records import Case, Check, Derived, Row, Spread, Telemetry
+from jobs.results import metrics
 from jobs.results.journal import Journal
 from jobs.results.wandb_process import service_pids
 from jobs.results.wandb_sink import WandbSink
@@ -179,6 +180,12 @@ def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capf
     assert summary | {"status": "check_failed", "exit_code": 1, "rows": 4, "failed_checks": 1} == summary
     run = next(record["run"] for record in records if record["type"] == "run")
     assert run["run_group"] == "raysubmit_1"
+
+
+def test_a_baseline_that_could_not_run_has_no_figures():
+    refused = Row(case=CASE, implementation="torch_fused", requested="baseline", check=None, reason="no torch")
+    assert not any(name.startswith("torch_fused/") for name in metrics.history(refused))
+    assert metrics.summary(refused) == {}
 
 
 def test_per_rank_table_has_each_ranks_median(run_dir):

@@ -1,0 +1,479 @@
+"""What the CTAs of ``mosaic_gpu`` do: one walk over tiles and pieces for each kind of warp.
+
+Warps of a CTA: two warpgroups multiply and store results. The third has one warp that loads, one that sends, and one
+that polls arrival counters ahead of the loads (``wait_ahead``). In a communication CTA two warps of the third pass
+pieces of the shard on, block by block through the shared memory of the idle pipeline, and the two warpgroups are idle.
+While one of those warps waits for its copies to land, before it signals, the other keeps the link busy.
+
+Which tiles and pieces, in which order, and who waits for which counter is in ``cmkernel.protocol``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu import utils as mosaic_utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cmkernel import ring
+from cmkernel.config import (
+    COMM_BLOCK_COLUMNS,
+    COMM_BLOCK_ROWS,
+    NUM_COMM_WARPS,
+    NUM_COMPUTE_WARPGROUPS,
+    OPERAND_BYTES,
+    KernelConfig,
+    MatmulDimension,
+)
+from cmkernel.protocol import Protocol
+
+# The memory warps need few registers, accumulators many: 128 threads of 40 and 256 of 232 fit the 65,536 of an SM.
+COMPUTE_REGISTERS, MEMORY_REGISTERS = 232, 40
+# Warps of the memory warpgroup.
+LOAD_WARP, SEND_WARP, POLL_WARP = 0, 1, 2
+# Arrivals that the polling warp may be ahead of the loading one.
+POLL_AHEAD = 8
+# A signal has to wait until its copies are complete, which takes a microsecond or two; so a compute CTA signals a chunk
+# only after it has sent a few tiles of the next one.
+SIGNAL_DELAY = 4
+
+Ref = Any  # A Pallas reference; the end of its name says which memory.
+Index = Any  # A Python int or a traced int32 scalar.
+
+Delay = Callable[[Index, int, Index], Index]
+"""``(rank, warp, step) -> nanoseconds`` for which a loading or a sending warp sleeps before each of its tiles or pieces,
+at most a millisecond: a way to disturb the ring on purpose. ``warp`` is ``LOAD_WARP`` or ``SEND_WARP``."""
+
+
+def result_swizzle_bytes(config: KernelConfig) -> int:
+    """Swizzle of the staged result, in bytes: what a row of a staged piece has, whatever the result's type."""
+    return plgpu.find_swizzle(config.epi_tile_n * OPERAND_BYTES * 8)
+
+
+def epilogue_columns(config: KernelConfig, out_dtype: Any) -> int:
+    """Columns that the epilogue stages at a time: in bytes as many as ``epi_tile_n`` has of the operands' type."""
+    return config.epi_tile_n * OPERAND_BYTES // jnp.dtype(out_dtype).itemsize
+
+
+def smem_types(
+    config: KernelConfig, protocol: Protocol, *, communicates: bool, dtype: Any, out_dtype: Any
+) -> dict[str, Any]:
+    """Shared memory of one CTA: the pipeline's slots and barriers, and where results are staged."""
+
+    def swizzled(*shape: int, dtype: Any, swizzle_bytes: int) -> Any:
+        tiling = plgpu.TilingTransform((8, swizzle_bytes // jnp.dtype(dtype).itemsize))
+        return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle_bytes)))
+
+    num_slots = config.max_concurrent_steps
+    epi_tile = config.epi_tile_m, epilogue_columns(config, out_dtype)
+    # wgmma wants the same swizzle for both operands.
+    operands = functools.partial(swizzled, num_slots, dtype=dtype, swizzle_bytes=config.swizzle_elems * OPERAND_BYTES)
+    results = functools.partial(swizzled, dtype=out_dtype, swizzle_bytes=result_swizzle_bytes(config))
+    pipeline = (operands(config.cta_tile_m, config.tile_k), operands(config.tile_k, config.cta_tile_n))
+    blocks = ()
+    if communicates and protocol.num_comm_ctas:
+        # No CTA has both: a communication CTA keeps its blocks where others have the operands.
+        num_block_slots = NUM_COMM_WARPS * config.num_block_slots
+        blocks = (plgpu.SMEM((num_block_slots, COMM_BLOCK_ROWS, COMM_BLOCK_COLUMNS), dtype),)
+    types = {
+        "pipeline_smem": plgpu.RefUnion(pipeline, blocks) if blocks else pipeline,
+        "out_smem": results(NUM_COMPUTE_WARPGROUPS, config.num_epilogue_slots, *epi_tile),
+        "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=num_slots),  # the copies of lhs and of rhs
+        # By the compute warpgroups, and by the sending warp where there is one.
+        "released": plgpu.Barrier(
+            num_arrivals=NUM_COMPUTE_WARPGROUPS + (communicates and protocol.sends_in_tile), num_barriers=num_slots
+        ),
+    }
+    if blocks:
+        types["block_loaded"] = plgpu.Barrier(num_arrivals=1, num_barriers=num_block_slots)
+    if communicates and config.wait_ahead:
+        types["arrival_seen"] = plgpu.Barrier(num_arrivals=1, num_barriers=POLL_AHEAD)
+        types["arrival_taken"] = plgpu.Barrier(num_arrivals=1, num_barriers=POLL_AHEAD)
+    return types
+
+
+def _tile(index: Index, size: int) -> Any:
+    return pl.ds(index * size, size)
+
+
+def await_count(counter: Ref) -> None:
+    """Spin until an arrival counter is above zero; one warp calls it."""
+
+    def emit(_context: Any, counter: Any) -> None:
+        # Acquiring loads: cheaper than relaxed ones with a fence behind them, which is what `semaphore_wait` emits.
+        mosaic_utils.inline_ptx(
+            "{ .reg .b32 count; .reg .pred absent;"
+            " again: ld.acquire.sys.global.b32 count, [$0];"
+            " setp.eq.u32 absent, count, 0; @absent bra again; }",
+            mosaic_utils.memref_ptr(counter),
+            has_side_effects=True,
+        )
+        mosaic_utils.warp_barrier()
+
+    plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))(emit)(counter)
+
+
+def _fence_async_proxy() -> None:
+    def emit(_context: Any) -> None:
+        mosaic_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
+
+    plgpu.inline_mgpu()(emit)()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cta:
+    """One CTA and what its warps do. Only where ranks communicate are there counters and barriers for that."""
+
+    config: KernelConfig
+    protocol: Protocol
+    communicates: bool
+    rank: Index
+    index: Index  # of this CTA
+    lhs_gmem: Ref
+    rhs_gmem: Ref
+    out_gmem: Ref
+    scratch_gmem: Ref
+    counters: Ref
+    lhs_smem: Ref
+    rhs_smem: Ref
+    out_smem: Ref
+    loaded: Ref
+    released: Ref
+    block_smem: Ref = None
+    block_loaded: Ref = None
+    arrival_seen: Ref = None
+    arrival_taken: Ref = None
+    delay: Delay | None = None
+
+    @property
+    def is_compute(self) -> Any:
+        """Whether this CTA multiplies; else it is a communication CTA."""
+        return self.index < self.protocol.num_compute_ctas
+
+    @property
+    def comm_index(self) -> Index:
+        """Of a communication CTA, counted from 0; negative for the others."""
+        return self.index - self.protocol.num_compute_ctas
+
+    @property
+    def num_local_tiles(self) -> Index:
+        """Output tiles of this CTA: none of a communication CTA."""
+        tiles = self.protocol.num_local_tiles(self.index, self.protocol.num_ranks)
+        return jnp.where(self.is_compute, tiles, 0) if self.protocol.num_comm_ctas else tiles
+
+    def slot(self, load: Index) -> Index:
+        """Pipeline slot of a load."""
+        return lax.rem(load, self.config.max_concurrent_steps)
+
+    @property
+    def target(self) -> Index:
+        """The rank that this one sends to."""
+        return ring.send_rank(self.rank, self.protocol.num_ranks)
+
+    # The three ways in which a rank touches its neighbours.
+
+    def next_scratch(self) -> Ref:
+        """The scratch memory of the rank that this one sends to."""
+        return plgpu.remote_ref(self.scratch_gmem, self.target, pl.DeviceIdType.LOGICAL)
+
+    def signal_next(self, counter: Index) -> None:
+        """Count an arrival at the rank that this one sends to."""
+        pl.semaphore_signal(self.counters.at[counter], device_id=self.target, device_id_type=pl.DeviceIdType.LOGICAL)
+
+    def await_arrival(self, counter: Index) -> None:
+        """Wait until one of this rank's counters has been signalled."""
+        await_count(self.counters.at[counter])
+
+    def dawdle(self, warp: int, step: Index) -> None:
+        """Sleep where a ``Delay`` says so."""
+        if self.delay is not None:
+            pl.delay(self.delay(self.rank, warp, step))
+
+    def signal(self, step: Index, m_idx: Index, chunk: Index, num_pending: int) -> None:
+        """Tell the next rank that it has a piece; of this warp's copies, the last ``num_pending`` are of later ones."""
+        # Signal only after the copies have been written there: the peer reads as soon as it sees the count.
+        plgpu.wait_smem_to_gmem(num_pending, wait_read_only=False)
+        self.signal_next(self.protocol.counter(ring.write_slot(step), m_idx, chunk))
+
+    def await_piece(self, step: Index, m_idx: Index, chunk: Index) -> None:
+        """Wait until a piece of the shard of a device step has arrived."""
+        self.await_arrival(self.protocol.counter(ring.read_slot(step), m_idx, chunk))
+
+    # The loading warp of a compute CTA.
+
+    def load_tiles(self) -> None:
+        """Load the operands of this CTA's output tiles, step by step, as pieces arrive and slots become free."""
+        num_k_steps = self.protocol.num_k_steps
+
+        # Invariant: all warps walk the same tiles in the same order and number the loads through all of them, so that a
+        # load's number alone gives its slot, and the phases of every slot pass in order.
+        @pl.loop(0, self.num_local_tiles)
+        def _local_tile(i):
+            step, m_idx, n_idx = self.protocol.tile(self.index, i)
+            first_load = i * num_k_steps
+            self.dawdle(LOAD_WARP, step)
+
+            @pl.when(step == 0)
+            def _own_shard():
+                pl.loop(0, num_k_steps)(lambda k_idx: self.load(self.lhs_gmem, m_idx, n_idx, k_idx, first_load + k_idx))
+
+            if self.protocol.num_ranks > 1:
+
+                @pl.when(step > 0)
+                def _received_shard():
+                    shard_gmem = self.scratch_gmem.at[ring.read_slot(step)]
+
+                    @pl.loop(0, self.protocol.num_chunks)
+                    def _chunk(chunk):
+                        if self.communicates:
+                            self.await_next_piece(i, step, m_idx, chunk)
+                        # Invariant: the piece is complete, and is not written again in this call.
+                        pl.loop(chunk * self.protocol.chunk_k_steps, self.protocol.chunk_end(chunk))(
+                            lambda k_idx: self.load(shard_gmem, m_idx, n_idx, k_idx, first_load + k_idx)
+                        )
+
+        # A waiter has to see every phase of a barrier, so wait until the last loads have been released.
+        num_loads = self.num_local_tiles * num_k_steps
+        pl.loop(jnp.maximum(num_loads - self.config.max_concurrent_steps, 0), num_loads)(
+            lambda load: plgpu.barrier_wait(self.released.at[self.slot(load)])
+        )
+
+    def load(self, shard_gmem: Ref, m_idx: Index, n_idx: Index, k_idx: Index, load: Index) -> None:
+        """Load the operands of one k step, as soon as their slot is free."""
+        slot, config = self.slot(load), self.config
+        # Invariant: a slot is overwritten only after all who read its last load have released it.
+        pl.when(load >= config.max_concurrent_steps)(lambda: plgpu.barrier_wait(self.released.at[slot]))
+        lhs_tile = _tile(m_idx, config.cta_tile_m), _tile(k_idx, config.tile_k)
+        rhs_tile = _tile(k_idx, config.tile_k), _tile(n_idx, config.cta_tile_n)
+        plgpu.copy_gmem_to_smem(self.rhs_gmem.at[rhs_tile], self.rhs_smem.at[slot], self.loaded.at[slot])
+        plgpu.copy_gmem_to_smem(shard_gmem.at[lhs_tile], self.lhs_smem.at[slot], self.loaded.at[slot])
+
+    def await_next_piece(self, i: Index, step: Index, m_idx: Index, chunk: Index) -> None:
+        """Wait for the piece that tile ``i`` loads next, or for the polling warp to have seen it."""
+        if self.config.wait_ahead:
+            slot = lax.rem(self.arrival(i, chunk), POLL_AHEAD)
+            plgpu.barrier_wait(self.arrival_seen.at[slot])
+            plgpu.barrier_arrive(self.arrival_taken.at[slot])
+        else:
+            self.await_piece(step, m_idx, chunk)
+        # The wait orders ordinary loads; the tiles are loaded by the TMA unit, which must be made to follow.
+        _fence_async_proxy()
+
+    def arrival(self, i: Index, chunk: Index) -> Index:
+        """Number of an awaited piece among all that this CTA waits for."""
+        return (i - self.protocol.num_local_tiles(self.index, 1)) * self.protocol.num_chunks + chunk
+
+    def poll(self) -> None:
+        """The polling warp: see arrivals before the loading warp asks for them."""
+
+        @pl.loop(jnp.minimum(self.protocol.num_local_tiles(self.index, 1), self.num_local_tiles), self.num_local_tiles)
+        def _local_tile(i):
+            step, m_idx, _ = self.protocol.tile(self.index, i)
+
+            @pl.loop(0, self.protocol.num_chunks)
+            def _chunk(chunk):
+                arrival = self.arrival(i, chunk)
+                slot = lax.rem(arrival, POLL_AHEAD)
+                # Invariant: a barrier is arrived at again only after the last phase has been waited for.
+                pl.when(arrival >= POLL_AHEAD)(lambda: plgpu.barrier_wait(self.arrival_taken.at[slot]))
+                self.await_piece(step, m_idx, chunk)
+                plgpu.barrier_arrive(self.arrival_seen.at[slot])
+
+    # The sending warp of a compute CTA.
+
+    def send_tiles(self) -> None:
+        """Send the loaded lhs tiles of some output tiles on; of the others only see them pass."""
+
+        @pl.loop(0, self.num_local_tiles)
+        def _local_tile(i):
+            step, m_idx, n_idx = self.protocol.tile(self.index, i)
+            sends = self.protocol.sends_tile(step, m_idx, n_idx)
+            first_load = i * self.protocol.num_k_steps
+            lax.cond(sends, lambda: self.send_tile(step, m_idx, first_load), lambda: self.pass_tile(first_load))
+
+    def pass_tile(self, first_load: Index) -> None:
+        """See the operands of a tile that isn't sent pass by."""
+
+        # A waiter has to see every phase of a barrier.
+        @pl.loop(first_load, first_load + self.protocol.num_k_steps)
+        def _k_step(load):
+            plgpu.barrier_wait(self.loaded.at[self.slot(load)])
+            plgpu.barrier_arrive(self.released.at[self.slot(load)])
+
+    def send_tile(self, step: Index, m_idx: Index, first_load: Index) -> None:
+        """Send the lhs tiles of one output tile on while they are multiplied."""
+        protocol, config = self.protocol, self.config
+        self.dawdle(SEND_WARP, step)
+        shard_gmem = self.next_scratch().at[ring.write_slot(step)]
+        last_chunk = protocol.num_chunks - 1
+        shortest_chunk = protocol.num_k_steps - last_chunk * protocol.chunk_k_steps
+        delay = min(SIGNAL_DELAY, shortest_chunk - 1)
+
+        @pl.loop(0, protocol.num_chunks)
+        def _chunk(chunk):
+            first_k_idx = chunk * protocol.chunk_k_steps
+
+            @pl.loop(first_k_idx, protocol.chunk_end(chunk))
+            def _k_step(k_idx):
+                load = first_load + k_idx
+                slot = self.slot(load)
+                plgpu.barrier_wait(self.loaded.at[slot])
+                lhs_tile = _tile(m_idx, config.cta_tile_m), _tile(k_idx, config.tile_k)
+                plgpu.copy_smem_to_gmem(self.lhs_smem.at[slot], shard_gmem.at[lhs_tile])
+                # Invariant: of this warp's copies only the newest still reads shared memory.
+                plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+                pl.when(k_idx > 0)(lambda: plgpu.barrier_arrive(self.released.at[self.slot(load - 1)]))
+                pl.when((chunk > 0) & (k_idx - first_k_idx == delay))(
+                    lambda: self.signal(step, m_idx, chunk - 1, num_pending=delay + 1)
+                )
+
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        plgpu.barrier_arrive(self.released.at[self.slot(first_load + (protocol.num_k_steps - 1))])
+        # Not later: the next tile may wait for the other ranks, and they for this signal.
+        self.signal(step, m_idx, last_chunk, num_pending=0)
+
+    # The sending warps of a communication CTA: each loads blocks of its pieces into slots of its own and sends them on.
+
+    @property
+    def num_block_rows(self) -> int:
+        """Blocks along M in a piece."""
+        return self.config.cta_tile_m // COMM_BLOCK_ROWS
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of a piece."""
+        return self.num_block_rows * (self.protocol.chunk_k_steps * self.config.tile_k // COMM_BLOCK_COLUMNS)
+
+    def block(self, m_idx: Index, chunk: Index, block: Index) -> tuple[Any, Any]:
+        """Rows and columns of a block; those outside the shard are not copied."""
+        row = m_idx * self.config.cta_tile_m + lax.rem(block, self.num_block_rows) * COMM_BLOCK_ROWS
+        first_column = chunk * (self.protocol.chunk_k_steps * self.config.tile_k)
+        column = first_column + lax.div(block, self.num_block_rows) * COMM_BLOCK_COLUMNS
+        return pl.ds(row, COMM_BLOCK_ROWS), pl.ds(column, COMM_BLOCK_COLUMNS)
+
+    def send_pieces(self, warp: Index) -> None:
+        """Send this warp's pieces of all steps on, and signal each when it has landed."""
+        sender = self.comm_index * NUM_COMM_WARPS + warp
+
+        @pl.loop(0, self.protocol.num_local_jobs(sender))
+        def _job(i):
+            step, m_idx, chunk = self.protocol.job(sender, i)
+            self.dawdle(SEND_WARP, step)
+            if self.protocol.num_ranks > 2:
+
+                @pl.when(step > 0)
+                def _forward():
+                    self.await_piece(step, m_idx, chunk)
+                    _fence_async_proxy()
+
+            self.send_piece(warp, step, m_idx, chunk)
+            # Invariant: all copies have landed, so all slots are free for the next piece.
+            self.signal(step, m_idx, chunk, num_pending=0)
+
+    def send_piece(self, warp: Index, step: Index, m_idx: Index, chunk: Index) -> None:
+        """Load one piece block by block and send it on."""
+        num_slots = self.config.num_block_slots
+        target_gmem = self.next_scratch().at[ring.write_slot(step)]
+
+        def slot(block: Index) -> Index:
+            return warp * num_slots + lax.rem(block, num_slots)
+
+        def load_from(shard_gmem: Ref, block: Index) -> None:
+            block_gmem = shard_gmem.at[self.block(m_idx, chunk, block)]
+            plgpu.copy_gmem_to_smem(block_gmem, self.block_smem.at[slot(block)], self.block_loaded.at[slot(block)])
+
+        def load(block: Index) -> None:
+            pl.when(step == 0)(lambda: load_from(self.lhs_gmem, block))
+            if self.protocol.num_ranks > 2:
+                pl.when(step > 0)(lambda: load_from(self.scratch_gmem.at[ring.read_slot(step)], block))
+
+        pl.loop(0, min(num_slots, self.num_blocks))(load)
+
+        @pl.loop(0, self.num_blocks)
+        def _block(block):
+            plgpu.barrier_wait(self.block_loaded.at[slot(block)])
+            plgpu.copy_smem_to_gmem(self.block_smem.at[slot(block)], target_gmem.at[self.block(m_idx, chunk, block)])
+            refill = block + (num_slots - 1)
+
+            @pl.when((block > 0) & (refill < self.num_blocks))
+            def _refill():
+                # Invariant: of this warp's copies only the newest still reads shared memory.
+                plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+                load(refill)
+
+    # The compute warpgroups.
+
+    def multiply_tile(self, i: Index) -> None:
+        """Compute one output tile and store it."""
+        config, wg_idx, num_k_steps = self.config, lax.axis_index("wg"), self.protocol.num_k_steps
+        on_m = config.wg_dimension is MatmulDimension.M
+        wg_m, wg_n = (wg_idx * config.tile_m, 0) if on_m else (0, wg_idx * config.tile_n)
+        step, m_idx, n_idx = self.protocol.tile(self.index, i)
+        first_load = i * num_k_steps
+
+        @functools.partial(pl.run_scoped, acc_ref=plgpu.ACC((config.tile_m, config.tile_n), jnp.float32))
+        def _accumulate(acc_ref):
+            @pl.loop(0, num_k_steps)
+            def _k_step(k_idx):
+                load = first_load + k_idx
+                slot = self.slot(load)
+                plgpu.barrier_wait(self.loaded.at[slot])
+                lhs_smem = self.lhs_smem.at[slot, pl.ds(wg_m, config.tile_m)]
+                plgpu.wgmma(acc_ref, lhs_smem, self.rhs_smem.at[slot, :, pl.ds(wg_n, config.tile_n)])
+                plgpu.wgmma_wait(1)
+                # Invariant: now wgmma doesn't read the slot of the previous k step any more.
+                pl.when(k_idx > 0)(lambda: plgpu.barrier_arrive(self.released.at[self.slot(load - 1)]))
+
+            plgpu.wgmma_wait(0)
+            # Before the epilogue: the slot is free for the next tile.
+            plgpu.barrier_arrive(self.released.at[self.slot(first_load + (num_k_steps - 1))])
+            shard = ring.source_shard(self.rank, step, self.protocol.num_ranks)
+            row, column = m_idx * config.cta_tile_m + wg_m, n_idx * config.cta_tile_n + wg_n
+            self.store(acc_ref, self.out_gmem.at[shard], row, column)
+
+    def store(self, acc_ref: Ref, out_gmem: Ref, row: Index, column: Index) -> None:
+        """Round the warpgroup's accumulator and store it at ``(row, column)``, in pieces staged in shared memory."""
+        tile_m, tile_n = self.config.epi_tile_m, epilogue_columns(self.config, out_gmem.dtype)
+        pieces = list(itertools.product(range(0, self.config.tile_m, tile_m), range(0, self.config.tile_n, tile_n)))
+        num_slots, out_smem = self.config.num_epilogue_slots, self.out_smem.at[lax.axis_index("wg")]
+        acc = acc_ref[...].astype(out_gmem.dtype)
+        for i, (m, n) in enumerate(pieces):
+            # Invariant: the piece last staged in this slot has left it. Slots take turns, so only newer copies may be
+            # pending; but with an odd number of pieces a tile starts on the slot that the last tile ended on.
+            slot, repeats = i % num_slots, i == 0 and len(pieces) % num_slots != 0
+            plgpu.wait_smem_to_gmem(0 if repeats else num_slots - 1, wait_read_only=True)
+            out_smem[slot] = acc[m : m + tile_m, n : n + tile_n]
+            plgpu.commit_smem()  # The TMA unit must see what the threads have just written.
+            plgpu.copy_smem_to_gmem(out_smem.at[slot], out_gmem.at[pl.ds(row + m, tile_m), pl.ds(column + n, tile_n)])
+
+    # Roles.
+
+    def compute(self) -> None:
+        """What the compute warpgroups do."""
+        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        pl.loop(0, self.num_local_tiles)(self.multiply_tile)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # Shared memory must outlive the copies that read it.
+
+    def move(self) -> None:
+        """What the memory warpgroup does."""
+        plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+        has_comm_ctas = self.communicates and self.protocol.num_comm_ctas > 0
+
+        @plgpu.warp_map
+        def _warp(warp):
+            if has_comm_ctas:
+                is_sender = (self.comm_index >= 0) & (warp < NUM_COMM_WARPS)
+                pl.when(is_sender)(lambda: self.send_pieces(warp))
+            elif self.communicates:
+                pl.when(warp == SEND_WARP)(self.send_tiles)
+            # A communication CTA has no tiles to load.
+            pl.when((warp == LOAD_WARP) & self.is_compute)(self.load_tiles)
+            if self.communicates and self.config.wait_ahead:
+                pl.when((warp == POLL_WARP) & self.is_compute)(self.poll)

@@ -1,0 +1,105 @@
+"""``mosaic_gpu`` for D ranks on one GPU: the ring on real hardware where there aren't D GPUs to try it on.
+
+Each virtual rank is a share of the GPU's CTAs with operands, scratch memory and counters of its own. The body of the
+kernel is the same; only where it touches its neighbour, that is memory of the same GPU. So timing says nothing, but
+copies, waits and signals race as they do between GPUs, apart from what NVLink itself may reorder or delay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cmkernel import hardware, ring
+from cmkernel.config import KernelConfig
+from cmkernel.mosaic_gpu import call, num_result_columns, padded, validate_operands
+from cmkernel.mosaic_gpu_cta import Cta, Delay, Index, Ref, await_count, smem_types
+from cmkernel.protocol import make_protocol
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VirtualCta(Cta):
+    """A CTA whose neighbours are on the same GPU; ``counters`` holds those of all ranks, one rank after the other."""
+
+    all_scratch_gmem: Ref
+
+    def next_scratch(self) -> Ref:
+        """The scratch memory of the rank that this one sends to."""
+        return self.all_scratch_gmem.at[self.target]
+
+    def signal_next(self, counter: Index) -> None:
+        """Count an arrival at the rank that this one sends to."""
+        pl.semaphore_signal(self.counters.at[self.target * self.protocol.num_counters + counter])
+
+    def await_arrival(self, counter: Index) -> None:
+        """Wait until one of this rank's counters has been signalled."""
+        await_count(self.counters.at[self.rank * self.protocol.num_counters + counter])
+
+
+def virtual_ring_all_gather_matmul(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    config: KernelConfig,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    num_sms: int | None = None,
+    delay: Delay | None = None,
+) -> jax.Array:
+    """What D ranks compute, on one GPU.
+
+    lhs ``[D, m_shard, k]`` and rhs ``[D, k, n_shard]`` hold the operands of rank i at index i; result
+    ``[D, D * m_shard, n_shard]``. Each rank gets ``num_sms // D`` CTAs. The rest as for
+    ``mosaic_gpu.ring_all_gather_matmul``.
+
+    Raises:
+      ValueError: the operands don't fit each other, D is below 2, or no CTA of a rank is left to compute.
+      NotImplementedError: as there.
+    """
+    out_dtype = jnp.dtype(lhs.dtype if out_dtype is None else out_dtype)
+    num_ranks = len(lhs)
+    if lhs.ndim != 3 or rhs.ndim != 3 or num_ranks != len(rhs) or num_ranks < 2:
+        raise ValueError(
+            f"{lhs.shape=} and {rhs.shape=} must be [D, m_shard, k] and [D, k, n_shard], with D at least 2"
+        )
+    validate_operands(lhs[0], rhs[0], out_dtype)
+    (num_rows, _), num_columns = lhs.shape[1:], rhs.shape[2]
+    lhs, rhs = padded(lhs, 8, config.swizzle_elems), padded(rhs, config.swizzle_elems, config.swizzle_elems)
+    (m_shard, k), n_shard = lhs.shape[1:], rhs.shape[2]
+    num_ctas = (hardware.num_sms() if num_sms is None else num_sms) // num_ranks
+    protocol = make_protocol(config, num_ranks=num_ranks, m_shard=m_shard, k=k, n_shard=n_shard, num_sms=num_ctas)
+    out_shape = num_ranks, num_ranks, m_shard, num_result_columns(config, n_shard, out_dtype)
+    scratch_shape = num_ranks, ring.num_scratch_slots(num_ranks), m_shard, k
+
+    def body(lhs_gmem: Ref, rhs_gmem: Ref, out_gmem: Ref, scratch_gmem: Ref, **smem: Any) -> VirtualCta:
+        rank = lax.div(lax.axis_index("sm"), num_ctas)
+        return VirtualCta(
+            config=config,
+            protocol=protocol,
+            communicates=True,
+            rank=rank,
+            index=lax.rem(lax.axis_index("sm"), num_ctas),
+            lhs_gmem=lhs_gmem.at[rank],
+            rhs_gmem=rhs_gmem.at[rank],
+            out_gmem=out_gmem.at[rank],
+            scratch_gmem=scratch_gmem.at[rank],
+            all_scratch_gmem=scratch_gmem,
+            counters=pl.get_global(plgpu.SemaphoreType.REGULAR((num_ranks * protocol.num_counters,))),
+            delay=delay,
+            **smem,
+        )
+
+    out, _ = call(
+        body,
+        lhs,
+        rhs,
+        out_type=[jax.ShapeDtypeStruct(out_shape, out_dtype), jax.ShapeDtypeStruct(scratch_shape, lhs.dtype)],
+        smem=smem_types(config, protocol, communicates=True, dtype=lhs.dtype, out_dtype=out_dtype),
+        num_ctas=num_ranks * num_ctas,
+    )
+    return out[:, :, :num_rows, :num_columns].reshape(num_ranks, num_ranks * num_rows, num_columns)

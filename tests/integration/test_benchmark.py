@@ -1,0 +1,50 @@
+"""The benchmark over a real gang of two CPU ranks, without the preflight that would refuse what can't run there."""
+
+import pytest
+
+from jobs.benchmark import Benchmark
+from jobs.gang.cluster import connect
+from jobs.gang.gang import Gang
+from jobs.measure.plan import expand
+from jobs.results import table
+from tests.integration.bench_process import QUICK
+from tests.jobs.test_settings import composed
+
+SETTINGS = composed(*QUICK, "cluster=local", "problem.m_shard=32", "timing.baselines=[jax_ring,xla,torch_fused]")
+
+
+@pytest.fixture(scope="module")
+def gang():
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        connect(SETTINGS.cluster) as cluster,
+    ):
+        # What conftest.py sets is for this process.
+        patch.delenv("XLA_FLAGS", raising=False)
+        with Gang.start(cluster, SETTINGS.cluster, 2) as gang:
+            yield gang
+
+
+def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
+    said = []
+    benchmark = Benchmark(gang, SETTINGS, report=lambda text: None, announce=said.append)
+    (case,) = expand(SETTINGS.problem, 2)
+    rows = benchmark.run(case)
+    assert [(row.implementation, row.requested) for row in rows] == [
+        ("ppermute", "auto"),
+        ("jax_ring", "baseline"),
+        ("xla", "baseline"),
+        ("torch_fused", "baseline"),
+    ]
+    for row in rows[1::2]:
+        assert row.check is None
+        assert not row.failed
+        assert "platform='cpu' must be 'gpu'" in row.reason
+        assert row.samples_us == {}
+        assert f"{case}: {row.implementation} can't run: {row.reason}" in said
+    for row in rows[::2]:
+        assert row.check.passed
+        assert row.in_graph_us.max > 0
+    footer = table.footer_lines(rows)
+    assert f"# NOT RUN torch_fused on {case}" in footer
+    assert "# Out of bounds values : 0 OK" in footer
