@@ -9,7 +9,8 @@ from jobs.errors import UsageError
 from jobs.gang.member import Member
 from jobs.settings import Implementation, KernelSettings, Settings
 
-_ONE_DOMAIN = (Implementation.mosaic_gpu, Implementation.mosaic_gpu_simple)
+# They read and write each other's memory; the names of ``timing.baselines``, of which two are implementations, too.
+_ONE_DOMAIN = ("mosaic_gpu", "mosaic_gpu_simple", "jax_ring", "torch_fused")
 
 
 def settle_implementation(settings: Settings, members: Sequence[Member]) -> tuple[Settings, str | None]:
@@ -27,13 +28,13 @@ def settle_implementation(settings: Settings, members: Sequence[Member]) -> tupl
     inside = max(ranks, key=lambda domain: len(ranks[domain]))
     outside = [str(member) for member in members if member.nvlink_domain != inside]
     rule = f"needs all ranks in one NVLink domain; outside that of {ranks[inside][0]}: {_shortened(outside)}"
-    implementation, names = settings.kernel.implementation, [one.value for one in _ONE_DOMAIN]
-    if implementation in _ONE_DOMAIN:
+    implementation = settings.kernel.implementation
+    if implementation.value in _ONE_DOMAIN:
         raise UsageError(
             f"kernel.implementation={implementation.value} {rule}; use kernel=ppermute, or fewer ranks "
             f"(cluster.num_ranks={len(ranks[inside])})"
         )
-    if named := [name for name in settings.timing.baselines if name in names]:
+    if named := [name for name in settings.timing.baselines if name in _ONE_DOMAIN]:
         raise UsageError(f"timing.baselines={settings.timing.baselines}: {named[0]} {rule}; leave it out")
     if implementation is not Implementation.auto:
         return settings, None

@@ -68,13 +68,12 @@ class Examiners:
         return best
 
     def tcp(self) -> list[Bandwidth]:
-        """Between neighbours in the ring of hosts, each pair by itself."""
+        """Between neighbours in the ring of hosts, in each direction, each pair by itself."""
         # Raylets of one host have one address.
         first = {facts.ip: index for index, facts in reversed(self._heard.items())}
-        order = sorted(first.values())
-        return [
-            link for pairs in rounds([[index] for index in order]) for link in self._tcp_round([p[::-1] for p in pairs])
-        ]
+        neighbours = rounds([[index] for index in sorted(first.values())])
+        turns = [turn for pairs in neighbours for turn in (pairs, [(b, a) for a, b in pairs])]
+        return [link for turn in turns for link in self._tcp_round(turn)]
 
     def xids(self) -> list[tuple[HostFacts, tuple[Xid, ...], str | None]]:
         """Of each host that was heard: the XIDs since ``facts``, and why it can't tell."""
@@ -83,7 +82,7 @@ class Examiners:
         return [(self._heard[i], *told[i]) for i in sorted(self._heard)]
 
     def _tcp_round(self, pairs: Sequence[tuple[int, int]]) -> list[Bandwidth]:
-        """From the first of each pair to the second: with the ring's data, which go to the rank before."""
+        """From the first of each pair to the second."""
         sinks, errors = self._ask("listen", of=[receiver for _, receiver in pairs])
         calls = {
             sender: (self._heard[receiver].ip, *sinks[receiver], _SEND_S)

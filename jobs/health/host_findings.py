@@ -30,7 +30,7 @@ def version_findings(driver: Mapping[str, str], hosts: Sequence[HostFacts]) -> l
         if different:
             findings.append(Finding("versions", _name(host), ", ".join(different), Verdict.fail, INSTALL))
         else:
-            findings.append(Finding("versions", _name(host), _listed(host.versions)))
+            findings.append(Finding("versions", host.host, _listed(host.versions)))
     return findings
 
 
@@ -51,7 +51,7 @@ def resolution_findings(hosts: Sequence[HostFacts], *, on_gpus: bool) -> list[Fi
         found = f"its name resolves to {host.resolved_ip}"
         if not is_loopback(host.resolved_ip):
             is_rays = host.resolved_ip == host.ip
-            findings.append(Finding("host name", _name(host), "resolves to Ray's address" if is_rays else found))
+            findings.append(Finding("host name", host.host, "resolves to Ray's address" if is_rays else found))
             continue
         # NCCL picks an interface by itself.
         verdict = Verdict.warn if on_gpus else Verdict.fail

@@ -15,7 +15,7 @@ MIN_LINKS = 3
 
 
 def link_findings(check: str, links: Sequence[Bandwidth], *, mend: str, cure: str) -> list[Finding]:
-    """Links of one kind: each must work, and none may be much slower than the others.
+    """Links of one kind: each must work, and none may be much slower than the others. Healthy ones share a finding.
 
     Args:
       check: What the links are.
@@ -25,15 +25,24 @@ def link_findings(check: str, links: Sequence[Bandwidth], *, mend: str, cure: st
     """
     speeds = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
     median = statistics.median(speeds) if speeds else 0.0
-    findings = []
+    findings, healthy = [], []
     for link in links:
         if link.bytes_per_s is None or link.error is not None:
             findings.append(Finding(check, link.link, link.error or "nothing arrived", Verdict.fail, cure))
             continue
-        found = f"{link.bytes_per_s / 1e9:.3g} GB/s"
         if len(speeds) >= MIN_LINKS and link.bytes_per_s < MIN_SHARE * median:
-            found += f", where the median is {median / 1e9:.3g}"
+            found = f"{link.bytes_per_s / 1e9:.3g} GB/s, where the median is {median / 1e9:.3g}"
             findings.append(Finding(check, link.link, found, Verdict.warn, mend))
         else:
-            findings.append(Finding(check, link.link, found))
-    return findings
+            healthy.append(link)
+    return [*_healthy(check, healthy), *findings]
+
+
+def _healthy(check: str, links: Sequence[Bandwidth]) -> list[Finding]:
+    speeds = sorted(link.bytes_per_s / 1e9 for link in links if link.bytes_per_s is not None)
+    if not speeds:
+        return []
+    if len(speeds) == 1:
+        return [Finding(check, links[0].link, f"{speeds[0]:.3g} GB/s")]
+    found = f"{speeds[0]:.3g} to {speeds[-1]:.3g} GB/s, median {statistics.median(speeds):.3g}"
+    return [Finding(check, f"{len(speeds)} links", found)]

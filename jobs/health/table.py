@@ -32,9 +32,12 @@ def print_findings(findings: Sequence[Finding], stream: TextIO) -> None:
         cells = [Text(text) for text in (finding.check, _named(places), finding.found, finding.verdict.value)]
         cells[-1].stylize(_STYLES[finding.verdict])
         table.add_row(*cells, Text(finding.mend))
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    # Without the blanks that fill the last column.
+    print("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()), file=stream)
     counts = Counter(finding.verdict for finding in findings)
-    console.print("# " + ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict))
+    print("# " + ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict), file=stream, flush=True)
 
 
 def _grouped(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:

@@ -186,11 +186,13 @@ def test_nccl():
 def test_a_slow_link_is_one_below_the_others():
     def judged(*speeds):
         links = [Bandwidth(link=f"link {i}", bytes_per_s=speed) for i, speed in enumerate(speeds)]
-        return [finding.verdict for finding in link_findings("links", links, mend="mend", cure="cure")]
+        found = link_findings("links", links, mend="mend", cure="cure")
+        return [(finding.verdict, finding.where, finding.found) for finding in found]
 
-    assert judged(100e9, 98e9, 40e9) == [Verdict.ok, Verdict.ok, Verdict.warn]
-    assert judged(100e9, 10e9) == [Verdict.ok, Verdict.ok], "two can't tell which is the odd one"
-    assert judged(100e9, None) == [Verdict.ok, Verdict.fail]
+    healthy = (Verdict.ok, "2 links", "98 to 100 GB/s, median 99")
+    assert judged(100e9, 98e9, 40e9) == [healthy, (Verdict.warn, "link 2", "40 GB/s, where the median is 98")]
+    assert [verdict for verdict, *_ in judged(100e9, 10e9)] == [Verdict.ok], "two can't tell which is the odd one"
+    assert judged(100e9, None) == [(Verdict.ok, "link 0", "100 GB/s"), (Verdict.fail, "link 1", "nothing arrived")]
     wrong = Bandwidth(link="a - b", bytes_per_s=1e9, error="other data arrived than were sent")
     (finding,) = link_findings("links", [wrong], mend="mend", cure="cure")
     assert (finding.verdict, finding.mend) == (Verdict.fail, "cure")
