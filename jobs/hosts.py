@@ -26,6 +26,7 @@ def refuse_unfit_hosts(cluster: Cluster) -> dict[str, str]:
     versions = driver_versions(driver.versions)
     if cluster.is_local:
         # Its workers run in the driver's own Python.
+        refuse_failures(shm_findings([driver]), logger)
         return versions
     nodes = [node for node in cluster.nodes if node.num_gpus or not cluster.on_gpus]
     with Examiners(nodes) as examiners:

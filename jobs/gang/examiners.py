@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -20,6 +21,7 @@ START_TIMEOUT_S = 60.0
 # The first process on a node makes the environment that scripts/submit.sh --install asks for.
 _INSTALL_TIMEOUT_S = 600.0
 _ANSWER_TIMEOUT_S = 15.0
+_CLOSE_TIMEOUT_S = 5.0
 # The fastest of several round trips tells a clock's offset best.
 _ROUND_TRIPS = 5
 _SEND_S = 0.5
@@ -126,5 +128,11 @@ class Examiners:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # In a thread: with the cluster gone, Ray's calls may not come back.
+        thread = threading.Thread(target=self._kill, name="close-examiners", daemon=True)
+        thread.start()
+        thread.join(_CLOSE_TIMEOUT_S)
+
+    def _kill(self) -> None:
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
