@@ -45,12 +45,13 @@ def all_gather_matmul(
     axis_name: str,
     implementation: Implementation = "auto",
     config: KernelConfig | SimpleKernelConfig | None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
     save_gathered_lhs: bool = False,
 ) -> Float[Array, "*batch m n_shard"]:
     """``all_gather(lhs, axis=-2) @ rhs`` over mesh axis ``axis_name``, for use inside ``jax.shard_map``.
 
     Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]``, both f16, bf16 or f32 (f32 not with the ``mosaic_gpu``
-    kernels); result ``[axis_size * m_shard, n_shard]`` in their dtype, accumulated in float32. Rows
+    kernels); result ``[axis_size * m_shard, n_shard]`` in ``out_dtype``, accumulated in float32 and rounded once. Rows
     ``[i * m_shard, (i + 1) * m_shard)`` come from rank ``i``. ``jax.shard_map`` needs ``check_vma=False``.
 
     With a batch, lhs ``[batch, m_shard, k]`` gives ``[batch, axis_size * m_shard, n_shard]``, with the same order of
@@ -71,6 +72,8 @@ def all_gather_matmul(
         ``mosaic_gpu`` where it can run, else ``ppermute``, and logs why.
       config: ``KernelConfig`` of ``mosaic_gpu``, ``SimpleKernelConfig`` of ``mosaic_gpu_simple``; by default chosen
         from the shape.
+      out_dtype: Of the result: that of the operands, which is the default, or float32 (not with
+        ``mosaic_gpu_simple``).
       save_gathered_lhs: Where the gradient takes the gathered lhs from. ``False`` keeps lhs and gathers it again in the
         backward pass: one more all-gather, which may overlap with the multiply for ``d_lhs``. ``True`` keeps the
         gathered lhs, ``axis_size`` times the memory. No implementation communicates more for it: ``xla`` has it anyway,
@@ -81,8 +84,10 @@ def all_gather_matmul(
       ValueError: The operands or ``config`` break a rule; the message names the value and the rule.
       NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh.
     """
-    choice = choose_implementation(lhs, rhs, axis_name=axis_name, implementation=implementation, config=config)
-    multiply, multiply_and_gather = _passes(choice, axis_name)
+    choice = choose_implementation(
+        lhs, rhs, axis_name=axis_name, implementation=implementation, config=config, out_dtype=out_dtype
+    )
+    multiply, multiply_and_gather = _passes(choice, axis_name, lhs.dtype if out_dtype is None else out_dtype)
     product = gradient.differentiable(
         multiply, multiply_and_gather, axis_name=axis_name, save_gathered_lhs=save_gathered_lhs
     )
@@ -100,9 +105,10 @@ def choose_implementation(
     axis_name: str,
     implementation: Implementation = "auto",
     config: KernelConfig | SimpleKernelConfig | None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
 ) -> Choice:
     """What ``all_gather_matmul`` runs for the same operands; raises what it raises. Call it in the same context."""
-    _validate_operands(lhs, rhs)
+    _validate_operands(lhs, rhs, lhs.dtype if out_dtype is None else out_dtype)
     if implementation not in get_args(Implementation):
         raise ValueError(f"{implementation=} must be one of {', '.join(get_args(Implementation))}")
     if implementation in ("ppermute", "xla"):
@@ -113,6 +119,8 @@ def choose_implementation(
     if config is not None and type(config) is not CONFIG_TYPES[kernel]:
         expected = CONFIG_TYPES[kernel].__name__
         raise ValueError(f"config is a {type(config).__name__}, but {implementation=} takes a {expected}")
+    if implementation == "mosaic_gpu_simple" and out_dtype is not None and out_dtype != lhs.dtype:
+        raise NotImplementedError(f"{implementation=} gives lhs.dtype={lhs.dtype}, not {out_dtype=}")
     if isinstance(config, SimpleKernelConfig):
         validate_shape(config, m_shard=math.prod(lhs.shape[:-1]), k=lhs.shape[-1], n_shard=rhs.shape[1])
     if (reason := _refusal(lhs, axis_name)) is None:
@@ -127,14 +135,18 @@ def choose_implementation(
     return Choice("ppermute", None, f"mosaic_gpu can't run here: {reason}")
 
 
-def _passes(choice: Choice, axis_name: str) -> tuple[gradient.Multiply, gradient.MultiplyAndGather]:
+def _passes(
+    choice: Choice, axis_name: str, out_dtype: jax.typing.DTypeLike
+) -> tuple[gradient.Multiply, gradient.MultiplyAndGather]:
     """The forward pass of ``choice``, without and with the gathered lhs as a second result."""
+    options: dict[str, Any] = {"axis_name": axis_name}
+    if choice.implementation != "mosaic_gpu_simple":
+        options["out_dtype"] = out_dtype
     if choice.implementation == "xla":
         return (
-            functools.partial(xla.all_gather_then_dot, axis_name=axis_name),
-            functools.partial(xla.all_gather_then_dot_with_lhs, axis_name=axis_name),
+            functools.partial(xla.all_gather_then_dot, **options),
+            functools.partial(xla.all_gather_then_dot_with_lhs, **options),
         )
-    options: dict[str, Any] = {"axis_name": axis_name}
     if choice.config is not None:
         options["config"] = choice.config
     module: Any = {"mosaic_gpu": mosaic_gpu, "mosaic_gpu_simple": mosaic_gpu_simple, "ppermute": ppermute}[
@@ -167,7 +179,7 @@ def _not_batched(function: Callable[..., Any]) -> Callable[..., Any]:
     return refused
 
 
-def _validate_operands(lhs: jax.Array, rhs: jax.Array) -> None:
+def _validate_operands(lhs: jax.Array, rhs: jax.Array, out_dtype: jax.typing.DTypeLike) -> None:
     if lhs.ndim not in (2, 3) or rhs.ndim != 2:
         raise ValueError(f"{lhs.shape=} and {rhs.shape=} must be [m_shard, k] or [batch, m_shard, k], and [k, n_shard]")
     if lhs.shape[-1] != rhs.shape[0]:
@@ -178,6 +190,8 @@ def _validate_operands(lhs: jax.Array, rhs: jax.Array) -> None:
         raise ValueError(f"lhs.dtype={lhs.dtype} and rhs.dtype={rhs.dtype} must be the same")
     if lhs.dtype not in _DTYPES:
         raise ValueError(f"lhs.dtype={lhs.dtype} must be float16, bfloat16 or float32")
+    if jnp.dtype(out_dtype) not in (lhs.dtype, jnp.float32):
+        raise ValueError(f"out_dtype={jnp.dtype(out_dtype)} must be lhs.dtype={lhs.dtype} or float32")
 
 
 def _refusal(lhs: jax.Array, axis_name: str) -> str | None:

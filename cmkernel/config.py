@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 
 # Largest dynamic shared memory a block may ask for on sm_90 (CUDA C++ Programming Guide, "Compute Capability 9.x").
 SMEM_LIMIT_BYTES = 232_448
@@ -42,7 +41,7 @@ class TileConfig:
     tile_m: int = 128
     """Output rows of one warpgroup: a multiple of 64 (the wgmma instruction's M)."""
     tile_n: int = 128
-    """Output columns of one warpgroup: a multiple of 16, better of 64 (see ``swizzle_elems``), at most 256."""
+    """Output columns of one warpgroup: a multiple of the swizzle's elements, at most 256 (wgmma's N)."""
     tile_k: int = 64
     """Depth of one pipeline step: 16, 32, 64 or 128 elements."""
     max_concurrent_steps: int = 4
@@ -76,10 +75,10 @@ class TileConfig:
             raise ValueError(f"tile_m={self.tile_m} must be a multiple of 64, the M of a wgmma instruction")
         if self.tile_k not in (16, 32, 64, 128):
             raise ValueError(f"tile_k={self.tile_k} must be 16, 32, 64 or 128: a swizzled row is at most 128 bytes")
-        if self.tile_n > 256 or self.tile_n % 16:
+        if self.tile_n > 256 or self.tile_n % self.swizzle_elems:
             raise ValueError(
-                f"tile_n={self.tile_n} must be a multiple of 16, the least swizzle, and at most 256, the N of a wgmma "
-                "instruction"
+                f"tile_n={self.tile_n} must be a multiple of {self.swizzle_elems} (the swizzle that "
+                f"tile_k={self.tile_k} gives) and at most 256, the N of a wgmma instruction"
             )
         if self.max_concurrent_steps < 2:
             raise ValueError(f"max_concurrent_steps={self.max_concurrent_steps} must be at least 2")
@@ -112,8 +111,8 @@ class TileConfig:
 
     @property
     def swizzle_elems(self) -> int:
-        """Elements in a row of the operands' shared-memory swizzle: what divides both tiles, at most 128 bytes."""
-        return math.gcd(self.tile_k, self.tile_n, 128 // OPERAND_BYTES)
+        """Elements in a row of the shared-memory swizzle: what ``tile_k`` covers, at most 128 bytes."""
+        return min(self.tile_k, 128 // OPERAND_BYTES)
 
     @property
     def num_epilogue_slots(self) -> int:

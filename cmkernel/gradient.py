@@ -29,7 +29,8 @@ def differentiable(
     Per rank, for the cotangent ``dout`` ``[axis_size * m_shard, n_shard]``: ``d_lhs = ReduceScatter(dout @ rhs^T)``
     ``[m_shard, k]`` and ``d_rhs = AllGather(lhs)^T @ dout`` ``[k, n_shard]``. Both sum in float32, over the ranks too,
     and round once to the operand's dtype; so the reduce-scatter moves float32, twice the bytes of half-precision
-    operands. Reverse mode only: jax refuses ``jvp`` with a ``TypeError``.
+    operands. A float32 cotangent of those is rounded to their dtype first, as tensor cores multiply nothing wider.
+    Reverse mode only: jax refuses ``jvp`` with a ``TypeError``.
 
     Args:
       multiply: The forward pass, which jax need not be able to differentiate.
@@ -50,6 +51,7 @@ def differentiable(
 
     def backward(residuals: Residuals, d_out: jax.Array) -> tuple[jax.Array, jax.Array]:
         lhs, rhs = residuals
+        d_out = d_out.astype(rhs.dtype)
         # First, as nothing below it waits for it but the last multiply.
         gathered_lhs = lhs if save_gathered_lhs else lax.all_gather(lhs, axis_name, axis=0, tiled=True)
         d_gathered_lhs = dot(d_out, rhs.T, out_dtype=jnp.float32)

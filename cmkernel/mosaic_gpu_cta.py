@@ -47,9 +47,9 @@ SIGNAL_DELAY = 4
 Ref = Any  # A Pallas reference; the end of its name says which memory.
 Index = Any  # A Python int or a traced int32 scalar.
 
-Delay = Callable[[Index, int, Index], Index]
-"""``(rank, warp, step) -> nanoseconds`` for which a loading or a sending warp sleeps before each of its tiles or pieces,
-at most a millisecond: a way to disturb the ring on purpose. ``warp`` is ``LOAD_WARP`` or ``SEND_WARP``."""
+Delay = Callable[[Index, Index, int, Index], Index]
+"""``(rank, cta, warp, step) -> microseconds``, about, that a loading or a sending warp sleeps before each tile or piece of
+its own: a way to disturb the ring on purpose. ``warp`` is ``LOAD_WARP`` or ``SEND_WARP``."""
 
 
 def result_swizzle_bytes(config: KernelConfig) -> int:
@@ -77,7 +77,7 @@ def smem_types(
     operands = functools.partial(swizzled, num_slots, dtype=dtype, swizzle_bytes=config.swizzle_elems * OPERAND_BYTES)
     results = functools.partial(swizzled, dtype=out_dtype, swizzle_bytes=result_swizzle_bytes(config))
     pipeline = (operands(config.cta_tile_m, config.tile_k), operands(config.tile_k, config.cta_tile_n))
-    blocks = ()
+    blocks: tuple[Any, ...] = ()
     if communicates and protocol.num_comm_ctas:
         # No CTA has both: a communication CTA keeps its blocks where others have the operands.
         num_block_slots = NUM_COMM_WARPS * config.num_block_slots
@@ -123,6 +123,13 @@ def await_count(counter: Ref) -> None:
 def _fence_async_proxy() -> None:
     def emit(_context: Any) -> None:
         mosaic_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
+
+    plgpu.inline_mgpu()(emit)()
+
+
+def _sleep_microsecond() -> None:
+    def emit(_context: Any) -> None:
+        mosaic_utils.inline_ptx("nanosleep.u32 1000;", has_side_effects=True)
 
     plgpu.inline_mgpu()(emit)()
 
@@ -194,7 +201,7 @@ class Cta:
     def dawdle(self, warp: int, step: Index) -> None:
         """Sleep where a ``Delay`` says so."""
         if self.delay is not None:
-            pl.delay(self.delay(self.rank, warp, step))
+            pl.loop(0, self.delay(self.rank, self.index, warp, step))(lambda _: _sleep_microsecond())
 
     def signal(self, step: Index, m_idx: Index, chunk: Index, num_pending: int) -> None:
         """Tell the next rank that it has a piece; of this warp's copies, the last ``num_pending`` are of later ones."""
@@ -234,6 +241,7 @@ class Cta:
                     def _chunk(chunk):
                         if self.communicates:
                             self.await_next_piece(i, step, m_idx, chunk)
+                            _fence_async_proxy()
                         # Invariant: the piece is complete, and is not written again in this call.
                         pl.loop(chunk * self.protocol.chunk_k_steps, self.protocol.chunk_end(chunk))(
                             lambda k_idx: self.load(shard_gmem, m_idx, n_idx, k_idx, first_load + k_idx)

@@ -28,18 +28,20 @@ _TILES = (
     (64, 64, MatmulDimension.M, 0.34),
     (64, 64, MatmulDimension.N, 0.34),
 )
-# All times as measured on H200s on 2026-11-29; docs/kernel.md has the rows.
+# All times as measured on H200s on 2026-11-30; docs/kernel.md has the rows.
 # A multiply-add of one row, one column and one element of k, in a CTA tile of 128 x 256.
 _STEP_US = 0.68 / (128 * 256 * 64)
-# A copy of a communication CTA to the next rank, apart from its bytes and for each of them; some are in flight at once.
-_COPY_US, _COPY_BYTE_US = 0.8, 0.038 / 1024
+# What one communication CTA sends, and what the link takes of all of them, in bytes per microsecond.
+_SENDER_BYTES_PER_US, _LINK_BYTES_PER_US = 38e3, 250e3
 # From the last copy to the multiply.
 _ARRIVAL_US = 5.0
+# What following the arrivals costs where there is one wave only.
+_ONE_WAVE_US = 3.0
 # A k step of a tile that a compute CTA sends itself lasts at least so long, and all tiles suffer a little.
 _IN_TILE_STEP_US, _IN_TILE_FACTOR = 0.62, 1.025
 _COMM_CTAS = (4, 8, 12, 20)
-# Where there is one wave only, and it leaves SMs idle: how many of them send at least.
-_ONE_WAVE_COMM_CTAS = 8
+# Chunks of k, where there is one wave and where there are more.
+_ONE_WAVE_CHUNKS, _CHUNKS = 64, 8
 _MAX_CONCURRENT_STEPS = 6
 
 
@@ -53,16 +55,12 @@ def heuristic_config(*, m_shard: int, k: int, n_shard: int, num_ranks: int, num_
 
     def candidates() -> Iterator[KernelConfig]:
         for tile_m, tile_n, wg_dimension, _ in _TILES:
-            tiles = _deepest(KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension))
+            tiles = _deepest(KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, num_chunks=_CHUNKS))
             for num_comm_ctas in _COMM_CTAS if num_ranks > 1 else ():
                 if num_comm_ctas < num_sms:
                     config = dataclasses.replace(tiles, num_comm_ctas=num_comm_ctas)
                     if _num_waves(config, **sizes) == 1:
-                        idle_sms = num_sms - _num_tiles(config, **sizes)
-                        num_comm_ctas = max(num_comm_ctas, min(_ONE_WAVE_COMM_CTAS, idle_sms))
-                        config = dataclasses.replace(
-                            config, num_comm_ctas=num_comm_ctas, num_chunks=16, wait_ahead=True
-                        )
+                        config = dataclasses.replace(config, num_chunks=_ONE_WAVE_CHUNKS, wait_ahead=True)
                     yield config
             yield dataclasses.replace(tiles, num_comm_ctas=0)
 
@@ -83,14 +81,12 @@ def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num
     if num_ranks == 1:
         return multiply_us
     if num_waves == 1:
-        multiply_us += _ARRIVAL_US
+        multiply_us += _ONE_WAVE_US
     if not config.num_comm_ctas:
         sender_us = num_k_steps * max(_IN_TILE_STEP_US, step_us) - tile_us
         return multiply_us * _IN_TILE_FACTOR + (num_ranks - 1) * sender_us
-    block_bytes = config.tile_k * config.cta_tile_n * OPERAND_BYTES
     sent_bytes = (num_ranks - 1) * m_shard * k * OPERAND_BYTES
-    copy_us = (_COPY_US + block_bytes * _COPY_BYTE_US) / config.num_stores_in_flight
-    send_us = sent_bytes / block_bytes * copy_us / config.num_comm_ctas
+    send_us = sent_bytes / min(config.num_comm_ctas * _SENDER_BYTES_PER_US, _LINK_BYTES_PER_US)
     return max(multiply_us, send_us + _ARRIVAL_US + tile_us / config.num_chunks)
 
 

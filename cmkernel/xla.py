@@ -12,18 +12,23 @@ if TYPE_CHECKING:
     import jax
 
 
-def all_gather_then_dot(lhs: jax.Array, rhs: jax.Array, *, axis_name: str) -> jax.Array:
+def all_gather_then_dot(
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, out_dtype: jax.typing.DTypeLike | None = None
+) -> jax.Array:
     """``AllGather(lhs) @ rhs``, one after the other; for use inside ``jax.shard_map``.
 
-    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]``.
+    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]`` in ``out_dtype``,
+    by default that of the operands.
     """
-    return all_gather_then_dot_with_lhs(lhs, rhs, axis_name=axis_name)[0]
+    return all_gather_then_dot_with_lhs(lhs, rhs, axis_name=axis_name, out_dtype=out_dtype)[0]
 
 
-def all_gather_then_dot_with_lhs(lhs: jax.Array, rhs: jax.Array, *, axis_name: str) -> tuple[jax.Array, jax.Array]:
+def all_gather_then_dot_with_lhs(
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, out_dtype: jax.typing.DTypeLike | None = None
+) -> tuple[jax.Array, jax.Array]:
     """The same and the gathered lhs ``[axis_size * m_shard, k]``, which is there anyway."""
     gathered_lhs = lax.all_gather(lhs, axis_name, axis=0, tiled=True)
-    return dot(gathered_lhs, rhs), gathered_lhs
+    return dot(gathered_lhs, rhs, out_dtype=out_dtype), gathered_lhs
 
 
 def local(gathered_lhs: jax.Array, rhs: jax.Array) -> jax.Array:

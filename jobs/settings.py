@@ -106,7 +106,6 @@ class KernelSettings:
     wg_dimension: MatmulDimension | None = None
     num_chunks: int | None = None
     num_comm_ctas: int | None = None
-    num_stores_in_flight: int | None = None
     wait_ahead: bool | None = None
 
 

@@ -50,6 +50,8 @@ class Result:
 
     torch: Any
     tensor: Any
+    operands: Any
+    """What it is computed from: jax, which can't see torch's work, reuses their memory as soon as nobody holds them."""
 
     def block_until_ready(self) -> Result:
         """As a ``jax.Array`` does it."""
@@ -122,7 +124,7 @@ class Group:
 
     def call(self, lhs: Any, rhs: Any) -> Result:
         """``multiply``, to be waited for."""
-        return Result(self.torch, self.multiply(lhs, rhs))
+        return Result(self.torch, self.multiply(lhs, rhs), (lhs, rhs))
 
     def take(self, array: jax.Array) -> Any:
         """The tensor of this rank's shard, in the same memory; torch's work on it follows what jax has yet to do."""
@@ -146,7 +148,7 @@ class Chain:
     def __call__(self, lhs_sets: Sequence[Any], rhs_sets: Sequence[Any]) -> Result:
         """Result of the last call."""
         if not self.captures:
-            return Result(self._torch, self._run(lhs_sets, rhs_sets))
+            return Result(self._torch, self._run(lhs_sets, rhs_sets), (lhs_sets, rhs_sets))
         # A graph holds addresses. The sets that it was captured with are kept, so no others get theirs.
         addresses = [tensor.data_ptr() for tensor in (*lhs_sets, *rhs_sets)]
         if self._captured is None or self._captured[0] != addresses:
@@ -154,7 +156,7 @@ class Chain:
             self._captured = addresses, (graph, out), (lhs_sets, rhs_sets)
         graph, out = self._captured[1]
         graph.replay()
-        return Result(self._torch, out)
+        return Result(self._torch, out, (lhs_sets, rhs_sets))
 
     def try_out(self, lhs: Any, rhs: Any) -> None:
         """Find out whether it can be captured; raises what an eager run of it raises."""
