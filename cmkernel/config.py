@@ -142,6 +142,10 @@ class KernelConfig(TileConfig):
     """Arrival counters per M tile: how finely the multiply follows what arrives. Rounded to what the shape allows."""
     num_comm_ctas: int = 4
     """CTAs that only send. 0: a second memory warp of each compute CTA sends the lhs tiles that are loaded anyway."""
+    num_in_tile_chunks: int = 0
+    """Beside communication CTAs: how many of the last chunks the compute CTAs send, of lhs tiles loaded anyway."""
+    split_last_wave: bool = False
+    """Whether tiles left for a last wave that they fill by half at most are computed in halves, by twice the CTAs."""
     wait_ahead: bool = False
     """Whether a warp of its own polls the arrival counters ahead of the loads: pays where one wave does it all."""
 
@@ -151,6 +155,14 @@ class KernelConfig(TileConfig):
             raise ValueError(f"num_chunks={self.num_chunks} must be at least 1")
         if self.num_comm_ctas < 0:
             raise ValueError(f"num_comm_ctas={self.num_comm_ctas} must be at least 0")
+        if self.num_in_tile_chunks < 0:
+            raise ValueError(f"num_in_tile_chunks={self.num_in_tile_chunks} must be at least 0")
+        half_n = self.tile_n // 2
+        if self.split_last_wave and (half_n % self.swizzle_elems or half_n % self.epi_tile_n):
+            raise ValueError(
+                f"split_last_wave={self.split_last_wave} needs half of tile_n={self.tile_n} to be a multiple of "
+                f"{self.swizzle_elems} (the swizzle) and of epi_tile_n={self.epi_tile_n}"
+            )
 
     @property
     def num_block_slots(self) -> int:

@@ -15,6 +15,8 @@ the other known way round, ``--xla_gpu_enable_dynamic_slice_fusion=false``.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -164,11 +166,8 @@ def call(
     """
 
     def ring_all_gather_matmul_kernel(*refs, pipeline_smem, **smem):
-        if isinstance(pipeline_smem, tuple):
-            lhs_smem, rhs_smem = pipeline_smem
-        else:
-            (lhs_smem, rhs_smem), (smem["block_smem"],) = pipeline_smem
-        cta = body(*refs, lhs_smem=lhs_smem, rhs_smem=rhs_smem, **smem)
+        views = [pipeline_smem] if isinstance(pipeline_smem, dict) else list(pipeline_smem)
+        cta = body(*refs, **functools.reduce(operator.or_, views), **smem)
         # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.move)
 

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -48,8 +48,10 @@ Ref = Any  # A Pallas reference; the end of its name says which memory.
 Index = Any  # A Python int or a traced int32 scalar.
 
 Delay = Callable[[Index, Index, int, Index], Index]
-"""``(rank, cta, warp, step) -> microseconds``, about, that a loading or a sending warp sleeps before each tile or piece of
-its own: a way to disturb the ring on purpose. ``warp`` is ``LOAD_WARP`` or ``SEND_WARP``."""
+"""``(rank, cta, warp, step) -> microseconds``, about, that a loading or a sending warp sleeps before a tile or a piece.
+
+A way to disturb the ring on purpose. ``warp`` is ``LOAD_WARP`` or ``SEND_WARP``.
+"""
 
 
 def result_swizzle_bytes(config: KernelConfig) -> int:
@@ -74,16 +76,22 @@ def smem_types(
     num_slots = config.max_concurrent_steps
     epi_tile = config.epi_tile_m, epilogue_columns(config, out_dtype)
     # wgmma wants the same swizzle for both operands.
-    operands = functools.partial(swizzled, num_slots, dtype=dtype, swizzle_bytes=config.swizzle_elems * OPERAND_BYTES)
+    operands = functools.partial(swizzled, dtype=dtype, swizzle_bytes=config.swizzle_elems * OPERAND_BYTES)
     results = functools.partial(swizzled, dtype=out_dtype, swizzle_bytes=result_swizzle_bytes(config))
-    pipeline = (operands(config.cta_tile_m, config.tile_k), operands(config.tile_k, config.cta_tile_n))
-    blocks: tuple[Any, ...] = ()
-    if communicates and protocol.num_comm_ctas:
+    lhs_smem = operands(num_slots, config.cta_tile_m, config.tile_k)
+    # In dictionaries, references follow each other in the order of their names.
+    views = [{"lhs_smem": lhs_smem, "rhs_smem": operands(num_slots, config.tile_k, config.cta_tile_n)}]
+    if protocol.num_split_tiles:
+        # A copy needs contiguous memory: half of an rhs tile goes to the first half of its slot, seen as two.
+        halves = operands(2 * num_slots, config.tile_k, config.cta_tile_n // 2)
+        views.append({"lhs_smem": lhs_smem, "rhs_halves_smem": halves})
+    sends_blocks = communicates and protocol.num_comm_ctas > 0
+    num_block_slots = NUM_COMM_WARPS * config.num_block_slots
+    if sends_blocks:
         # No CTA has both: a communication CTA keeps its blocks where others have the operands.
-        num_block_slots = NUM_COMM_WARPS * config.num_block_slots
-        blocks = (plgpu.SMEM((num_block_slots, COMM_BLOCK_ROWS, COMM_BLOCK_COLUMNS), dtype),)
+        views.append({"block_smem": plgpu.SMEM((num_block_slots, COMM_BLOCK_ROWS, COMM_BLOCK_COLUMNS), dtype)})
     types = {
-        "pipeline_smem": plgpu.RefUnion(pipeline, blocks) if blocks else pipeline,
+        "pipeline_smem": plgpu.RefUnion(*views) if len(views) > 1 else views[0],
         "out_smem": results(NUM_COMPUTE_WARPGROUPS, config.num_epilogue_slots, *epi_tile),
         "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=num_slots),  # the copies of lhs and of rhs
         # By the compute warpgroups, and by the sending warp where there is one.
@@ -91,7 +99,7 @@ def smem_types(
             num_arrivals=NUM_COMPUTE_WARPGROUPS + (communicates and protocol.sends_in_tile), num_barriers=num_slots
         ),
     }
-    if blocks:
+    if sends_blocks:
         types["block_loaded"] = plgpu.Barrier(num_arrivals=1, num_barriers=num_block_slots)
     if communicates and config.wait_ahead:
         types["arrival_seen"] = plgpu.Barrier(num_arrivals=1, num_barriers=POLL_AHEAD)
@@ -134,6 +142,16 @@ def _sleep_microsecond() -> None:
     plgpu.inline_mgpu()(emit)()
 
 
+class Part(NamedTuple):
+    """Which part of a tile's columns a CTA computes."""
+
+    num_parts: int
+    index: Index
+
+
+WHOLE = Part(1, 0)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cta:
     """One CTA and what its warps do. Only where ranks communicate are there counters and barriers for that."""
@@ -153,6 +171,7 @@ class Cta:
     out_smem: Ref
     loaded: Ref
     released: Ref
+    rhs_halves_smem: Ref = None
     block_smem: Ref = None
     block_loaded: Ref = None
     arrival_seen: Ref = None
@@ -171,9 +190,20 @@ class Cta:
 
     @property
     def num_local_tiles(self) -> Index:
-        """Output tiles of this CTA: none of a communication CTA."""
+        """Output tiles of this CTA, a half one counted too: none of a communication CTA."""
         tiles = self.protocol.num_local_tiles(self.index, self.protocol.num_ranks)
         return jnp.where(self.is_compute, tiles, 0) if self.protocol.num_comm_ctas else tiles
+
+    def walk(self, visit: Callable[[Index, Part], None]) -> None:
+        """Call ``visit`` for each output tile of this CTA, in the order in which all its warps do."""
+        if not self.protocol.num_split_tiles:
+            pl.loop(0, self.num_local_tiles)(lambda i: visit(i, WHOLE))
+            return
+        # All CTAs have the same number of whole tiles, and some a half of one more.
+        num_whole_tiles = self.protocol.num_whole_tiles // self.protocol.num_compute_ctas
+        pl.loop(0, jnp.minimum(self.num_local_tiles, num_whole_tiles))(lambda i: visit(i, WHOLE))
+        half = Part(2, lax.rem(self.index, 2))
+        pl.when(self.num_local_tiles > num_whole_tiles)(lambda: visit(num_whole_tiles, half))
 
     def slot(self, load: Index) -> Index:
         """Pipeline slot of a load."""
@@ -221,16 +251,16 @@ class Cta:
 
         # Invariant: all warps walk the same tiles in the same order and number the loads through all of them, so that a
         # load's number alone gives its slot, and the phases of every slot pass in order.
-        @pl.loop(0, self.num_local_tiles)
-        def _local_tile(i):
+        def load_tile(i: Index, part: Part) -> None:
             step, m_idx, n_idx = self.protocol.tile(self.index, i)
-            first_load = i * num_k_steps
             self.dawdle(LOAD_WARP, step)
 
-            @pl.when(step == 0)
-            def _own_shard():
-                pl.loop(0, num_k_steps)(lambda k_idx: self.load(self.lhs_gmem, m_idx, n_idx, k_idx, first_load + k_idx))
+            def load_k_steps(shard_gmem: Ref, first: Index, end: Index) -> None:
+                pl.loop(first, end)(
+                    lambda k_idx: self.load(shard_gmem, m_idx, n_idx, part, k_idx, i * num_k_steps + k_idx)
+                )
 
+            pl.when(step == 0)(lambda: load_k_steps(self.lhs_gmem, 0, num_k_steps))
             if self.protocol.num_ranks > 1:
 
                 @pl.when(step > 0)
@@ -241,27 +271,30 @@ class Cta:
                     def _chunk(chunk):
                         if self.communicates:
                             self.await_next_piece(i, step, m_idx, chunk)
-                            _fence_async_proxy()
                         # Invariant: the piece is complete, and is not written again in this call.
-                        pl.loop(chunk * self.protocol.chunk_k_steps, self.protocol.chunk_end(chunk))(
-                            lambda k_idx: self.load(shard_gmem, m_idx, n_idx, k_idx, first_load + k_idx)
-                        )
+                        load_k_steps(shard_gmem, chunk * self.protocol.chunk_k_steps, self.protocol.chunk_end(chunk))
 
+        self.walk(load_tile)
         # A waiter has to see every phase of a barrier, so wait until the last loads have been released.
         num_loads = self.num_local_tiles * num_k_steps
         pl.loop(jnp.maximum(num_loads - self.config.max_concurrent_steps, 0), num_loads)(
             lambda load: plgpu.barrier_wait(self.released.at[self.slot(load)])
         )
 
-    def load(self, shard_gmem: Ref, m_idx: Index, n_idx: Index, k_idx: Index, load: Index) -> None:
+    def load(self, shard_gmem: Ref, m_idx: Index, n_idx: Index, part: Part, k_idx: Index, load: Index) -> None:
         """Load the operands of one k step, as soon as their slot is free."""
         slot, config = self.slot(load), self.config
         # Invariant: a slot is overwritten only after all who read its last load have released it.
         pl.when(load >= config.max_concurrent_steps)(lambda: plgpu.barrier_wait(self.released.at[slot]))
         lhs_tile = _tile(m_idx, config.cta_tile_m), _tile(k_idx, config.tile_k)
-        rhs_tile = _tile(k_idx, config.tile_k), _tile(n_idx, config.cta_tile_n)
-        plgpu.copy_gmem_to_smem(self.rhs_gmem.at[rhs_tile], self.rhs_smem.at[slot], self.loaded.at[slot])
+        columns = config.cta_tile_n // part.num_parts
+        rhs_tile = _tile(k_idx, config.tile_k), _tile(n_idx * part.num_parts + part.index, columns)
+        plgpu.copy_gmem_to_smem(self.rhs_gmem.at[rhs_tile], self.rhs_slot(slot, part), self.loaded.at[slot])
         plgpu.copy_gmem_to_smem(shard_gmem.at[lhs_tile], self.lhs_smem.at[slot], self.loaded.at[slot])
+
+    def rhs_slot(self, slot: Index, part: Part) -> Ref:
+        """Shared memory for the rhs of a tile, or of a part of it, in a pipeline slot."""
+        return self.rhs_smem.at[slot] if part is WHOLE else self.rhs_halves_smem.at[2 * slot]
 
     def await_next_piece(self, i: Index, step: Index, m_idx: Index, chunk: Index) -> None:
         """Wait for the piece that tile ``i`` loads next, or for the polling warp to have seen it."""
@@ -298,33 +331,42 @@ class Cta:
 
     def send_tiles(self) -> None:
         """Send the loaded lhs tiles of some output tiles on; of the others only see them pass."""
+        num_k_steps = self.protocol.num_k_steps
 
-        @pl.loop(0, self.num_local_tiles)
-        def _local_tile(i):
+        def send_or_pass(i: Index, part: Part) -> None:
             step, m_idx, n_idx = self.protocol.tile(self.index, i)
-            sends = self.protocol.sends_tile(step, m_idx, n_idx)
-            first_load = i * self.protocol.num_k_steps
-            lax.cond(sends, lambda: self.send_tile(step, m_idx, first_load), lambda: self.pass_tile(first_load))
+            sends = self.protocol.sends_tile(step, m_idx, n_idx) & (part.index == 0)
+            first_load = i * num_k_steps
+            lax.cond(
+                sends,
+                lambda: self.send_tile(step, m_idx, first_load),
+                lambda: self.pass_k_steps(first_load, first_load + num_k_steps),
+            )
 
-    def pass_tile(self, first_load: Index) -> None:
-        """See the operands of a tile that isn't sent pass by."""
+        self.walk(send_or_pass)
+
+    def pass_k_steps(self, first_load: Index, end: Index) -> None:
+        """See the operands of what isn't sent pass by."""
 
         # A waiter has to see every phase of a barrier.
-        @pl.loop(first_load, first_load + self.protocol.num_k_steps)
+        @pl.loop(first_load, end)
         def _k_step(load):
             plgpu.barrier_wait(self.loaded.at[self.slot(load)])
             plgpu.barrier_arrive(self.released.at[self.slot(load)])
 
     def send_tile(self, step: Index, m_idx: Index, first_load: Index) -> None:
-        """Send the lhs tiles of one output tile on while they are multiplied."""
+        """Send the lhs tiles of one output tile on while they are multiplied, those of its last chunks at least."""
         protocol, config = self.protocol, self.config
         self.dawdle(SEND_WARP, step)
         shard_gmem = self.next_scratch().at[ring.write_slot(step)]
         last_chunk = protocol.num_chunks - 1
         shortest_chunk = protocol.num_k_steps - last_chunk * protocol.chunk_k_steps
         delay = min(SIGNAL_DELAY, shortest_chunk - 1)
+        first_chunk = protocol.first_in_tile_chunk
+        first_sent_k_idx = first_chunk * protocol.chunk_k_steps
+        self.pass_k_steps(first_load, first_load + first_sent_k_idx)
 
-        @pl.loop(0, protocol.num_chunks)
+        @pl.loop(first_chunk, protocol.num_chunks)
         def _chunk(chunk):
             first_k_idx = chunk * protocol.chunk_k_steps
 
@@ -337,8 +379,8 @@ class Cta:
                 plgpu.copy_smem_to_gmem(self.lhs_smem.at[slot], shard_gmem.at[lhs_tile])
                 # Invariant: of this warp's copies only the newest still reads shared memory.
                 plgpu.wait_smem_to_gmem(1, wait_read_only=True)
-                pl.when(k_idx > 0)(lambda: plgpu.barrier_arrive(self.released.at[self.slot(load - 1)]))
-                pl.when((chunk > 0) & (k_idx - first_k_idx == delay))(
+                pl.when(k_idx > first_sent_k_idx)(lambda: plgpu.barrier_arrive(self.released.at[self.slot(load - 1)]))
+                pl.when((chunk > first_chunk) & (k_idx - first_k_idx == delay))(
                     lambda: self.signal(step, m_idx, chunk - 1, num_pending=delay + 1)
                 )
 
@@ -418,15 +460,15 @@ class Cta:
 
     # The compute warpgroups.
 
-    def multiply_tile(self, i: Index) -> None:
-        """Compute one output tile and store it."""
+    def multiply_tile(self, i: Index, part: Part) -> None:
+        """Compute one output tile, or a part of its columns, and store it."""
         config, wg_idx, num_k_steps = self.config, lax.axis_index("wg"), self.protocol.num_k_steps
-        on_m = config.wg_dimension is MatmulDimension.M
-        wg_m, wg_n = (wg_idx * config.tile_m, 0) if on_m else (0, wg_idx * config.tile_n)
+        tile_n, on_m = config.tile_n // part.num_parts, config.wg_dimension is MatmulDimension.M
+        wg_m, wg_n = (wg_idx * config.tile_m, 0) if on_m else (0, wg_idx * tile_n)
         step, m_idx, n_idx = self.protocol.tile(self.index, i)
         first_load = i * num_k_steps
 
-        @functools.partial(pl.run_scoped, acc_ref=plgpu.ACC((config.tile_m, config.tile_n), jnp.float32))
+        @functools.partial(pl.run_scoped, acc_ref=plgpu.ACC((config.tile_m, tile_n), jnp.float32))
         def _accumulate(acc_ref):
             @pl.loop(0, num_k_steps)
             def _k_step(k_idx):
@@ -434,7 +476,7 @@ class Cta:
                 slot = self.slot(load)
                 plgpu.barrier_wait(self.loaded.at[slot])
                 lhs_smem = self.lhs_smem.at[slot, pl.ds(wg_m, config.tile_m)]
-                plgpu.wgmma(acc_ref, lhs_smem, self.rhs_smem.at[slot, :, pl.ds(wg_n, config.tile_n)])
+                plgpu.wgmma(acc_ref, lhs_smem, self.rhs_slot(slot, part).at[:, pl.ds(wg_n, tile_n)])
                 plgpu.wgmma_wait(1)
                 # Invariant: now wgmma doesn't read the slot of the previous k step any more.
                 pl.when(k_idx > 0)(lambda: plgpu.barrier_arrive(self.released.at[self.slot(load - 1)]))
@@ -443,19 +485,20 @@ class Cta:
             # Before the epilogue: the slot is free for the next tile.
             plgpu.barrier_arrive(self.released.at[self.slot(first_load + (num_k_steps - 1))])
             shard = ring.source_shard(self.rank, step, self.protocol.num_ranks)
-            row, column = m_idx * config.cta_tile_m + wg_m, n_idx * config.cta_tile_n + wg_n
-            self.store(acc_ref, self.out_gmem.at[shard], row, column)
+            first_column = (n_idx * part.num_parts + part.index) * (config.cta_tile_n // part.num_parts)
+            self.store(acc_ref, self.out_gmem.at[shard], m_idx * config.cta_tile_m + wg_m, first_column + wg_n)
 
     def store(self, acc_ref: Ref, out_gmem: Ref, row: Index, column: Index) -> None:
         """Round the warpgroup's accumulator and store it at ``(row, column)``, in pieces staged in shared memory."""
         tile_m, tile_n = self.config.epi_tile_m, epilogue_columns(self.config, out_gmem.dtype)
-        pieces = list(itertools.product(range(0, self.config.tile_m, tile_m), range(0, self.config.tile_n, tile_n)))
+        pieces = list(itertools.product(range(0, acc_ref.shape[0], tile_m), range(0, acc_ref.shape[1], tile_n)))
+        num_whole_pieces = (self.config.tile_m // tile_m) * (self.config.tile_n // tile_n)
         num_slots, out_smem = self.config.num_epilogue_slots, self.out_smem.at[lax.axis_index("wg")]
         acc = acc_ref[...].astype(out_gmem.dtype)
         for i, (m, n) in enumerate(pieces):
             # Invariant: the piece last staged in this slot has left it. Slots take turns, so only newer copies may be
-            # pending; but with an odd number of pieces a tile starts on the slot that the last tile ended on.
-            slot, repeats = i % num_slots, i == 0 and len(pieces) % num_slots != 0
+            # pending; but after a whole tile of an odd number of pieces, the next starts on the slot that it ended on.
+            slot, repeats = i % num_slots, i == 0 and num_whole_pieces % num_slots != 0
             plgpu.wait_smem_to_gmem(0 if repeats else num_slots - 1, wait_read_only=True)
             out_smem[slot] = acc[m : m + tile_m, n : n + tile_n]
             plgpu.commit_smem()  # The TMA unit must see what the threads have just written.
@@ -466,7 +509,7 @@ class Cta:
     def compute(self) -> None:
         """What the compute warpgroups do."""
         plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-        pl.loop(0, self.num_local_tiles)(self.multiply_tile)
+        self.walk(self.multiply_tile)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # Shared memory must outlive the copies that read it.
 
     def move(self) -> None:
@@ -479,8 +522,8 @@ class Cta:
             if has_comm_ctas:
                 is_sender = (self.comm_index >= 0) & (warp < NUM_COMM_WARPS)
                 pl.when(is_sender)(lambda: self.send_pieces(warp))
-            elif self.communicates:
-                pl.when(warp == SEND_WARP)(self.send_tiles)
+            if self.communicates and self.protocol.sends_in_tile:
+                pl.when((warp == SEND_WARP) & self.is_compute)(self.send_tiles)
             # A communication CTA has no tiles to load.
             pl.when((warp == LOAD_WARP) & self.is_compute)(self.load_tiles)
             if self.communicates and self.config.wait_ahead:

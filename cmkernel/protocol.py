@@ -59,6 +59,10 @@ class Protocol:
     num_comm_ctas: int
     num_senders: int
     """Sending warps of all communication CTAs."""
+    num_split_tiles: int = 0
+    """Tiles of the last wave, each computed in two halves by two CTAs; the whole ones before them fill all waves."""
+    first_in_tile_chunk: int
+    """From this chunk on, compute CTAs send the lhs tiles that they load; communication CTAs send those before it."""
 
     @property
     def num_tiles(self) -> int:
@@ -81,9 +85,14 @@ class Protocol:
         return ring.num_scratch_slots(self.num_ranks) * self.num_pieces
 
     @property
+    def num_whole_tiles(self) -> int:
+        """Output tiles of all device steps that one CTA computes alone."""
+        return self.num_ranks * self.num_tiles - self.num_split_tiles
+
+    @property
     def sends_in_tile(self) -> bool:
-        """Whether compute CTAs send the lhs tiles that they load."""
-        return self.num_ranks > 1 and self.num_comm_ctas == 0
+        """Whether compute CTAs send lhs tiles that they load."""
+        return self.num_ranks > 1 and self.first_in_tile_chunk < self.num_chunks
 
     def counter(self, slot: Int, m_idx: Int, chunk: Int) -> Int:
         """Arrival counter of a piece in a scratch slot: the sender's ``write_slot``, the waiter's ``read_slot``."""
@@ -97,11 +106,19 @@ class Protocol:
 
     def num_local_tiles(self, cta: Int, num_steps: int) -> Int:
         """Tiles that a compute CTA has in the first ``num_steps`` device steps; they come in order of steps."""
-        return _div(num_steps * self.num_tiles + (self.num_compute_ctas - 1) - cta, self.num_compute_ctas)
+        num_positions = num_steps * self.num_tiles
+        num_whole = min(num_positions, self.num_whole_tiles)
+        num_local = _div(num_whole + (self.num_compute_ctas - 1) - cta, self.num_compute_ctas)
+        if not self.num_split_tiles:
+            return num_local
+        has_half = (cta < 2 * self.num_split_tiles) & (self.num_whole_tiles + _div(cta, 2) < num_positions)
+        return num_local + _select(has_half, cta * 0 + 1, cta * 0)
 
     def tile(self, cta: Int, index: Int) -> tuple[Int, Int, Int]:
-        """(device step, M tile, N tile) of a compute CTA's tile."""
+        """(device step, M tile, N tile) of a compute CTA's tile; of a split one, even CTAs have the first half."""
         position = cta + index * self.num_compute_ctas
+        if self.num_split_tiles:
+            position = _select(position < self.num_whole_tiles, position, self.num_whole_tiles + _div(cta, 2))
         step, position = _div(position, self.num_tiles), _rem(position, self.num_tiles)
         # A raster group is `width` tiles of M: first along M, then along N, and every other group comes back along N.
         group_size = self.group_width * self.num_n_tiles
@@ -124,14 +141,16 @@ class Protocol:
 
     def num_local_jobs(self, sender: Int) -> Int:
         """Jobs of a sending warp."""
-        return _div(self.num_counters + (self.num_senders - 1) - sender, self.num_senders)
+        num_jobs = ring.num_scratch_slots(self.num_ranks) * self.num_m_tiles * self.first_in_tile_chunk
+        return _div(num_jobs + (self.num_senders - 1) - sender, self.num_senders)
 
     def job(self, sender: Int, index: Int) -> tuple[Int, Int, Int]:
         """(device step, M tile, chunk) of a sending warp's job; jobs come in order of steps."""
         position = sender + index * self.num_senders
-        step, position = _div(position, self.num_pieces), _rem(position, self.num_pieces)
+        num_pieces = self.num_m_tiles * self.first_in_tile_chunk
+        step, position = _div(position, num_pieces), _rem(position, num_pieces)
         # In the order in which the multiply wants them: raster group by raster group, all its M tiles chunk by chunk.
-        group_size = self.group_width * self.num_chunks
+        group_size = self.group_width * self.first_in_tile_chunk
         group, position = _div(position, group_size), _rem(position, group_size)
         width = self._width(group)
         return step, group * self.group_width + _rem(position, width), _div(position, width)
@@ -154,14 +173,21 @@ def make_protocol(
         # A communication CTA sends whole blocks, and a block must not reach into the next chunk.
         block_k_steps = max(COMM_BLOCK_COLUMNS // config.tile_k, 1)
         chunk_k_steps = _ceil_div(chunk_k_steps, block_k_steps) * block_k_steps
+    num_chunks = _ceil_div(num_k_steps, chunk_k_steps)
+    num_m_tiles, num_n_tiles = _ceil_div(m_shard, config.cta_tile_m), _ceil_div(n_shard, config.cta_tile_n)
+    num_compute_ctas = num_sms - num_comm_ctas
+    num_left = num_ranks * num_m_tiles * num_n_tiles % num_compute_ctas
     return Protocol(
         num_ranks=num_ranks,
-        num_m_tiles=_ceil_div(m_shard, config.cta_tile_m),
-        num_n_tiles=_ceil_div(n_shard, config.cta_tile_n),
+        num_m_tiles=num_m_tiles,
+        num_n_tiles=num_n_tiles,
         num_k_steps=num_k_steps,
         chunk_k_steps=chunk_k_steps,
-        group_width=min(config.grid_tile_width, _ceil_div(m_shard, config.cta_tile_m)),
-        num_compute_ctas=num_sms - num_comm_ctas,
+        group_width=min(config.grid_tile_width, num_m_tiles),
+        num_compute_ctas=num_compute_ctas,
         num_comm_ctas=num_comm_ctas,
         num_senders=num_comm_ctas * NUM_COMM_WARPS,
+        num_split_tiles=num_left if config.split_last_wave and 2 * num_left <= num_compute_ctas else 0,
+        # A communication CTA sends one chunk at least, or it would be idle.
+        first_in_tile_chunk=max(num_chunks - config.num_in_tile_chunks, 1) if num_comm_ctas else 0,
     )

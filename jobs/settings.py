@@ -106,6 +106,8 @@ class KernelSettings:
     wg_dimension: MatmulDimension | None = None
     num_chunks: int | None = None
     num_comm_ctas: int | None = None
+    num_in_tile_chunks: int | None = None
+    split_last_wave: bool | None = None
     wait_ahead: bool | None = None
 
 

@@ -67,6 +67,9 @@ class _OutSmem(Ref):
 
 
 class _Acc:
+    def __init__(self, shape):
+        self.shape = shape
+
     def __getitem__(self, index):
         return _Value()
 
@@ -107,7 +110,7 @@ class Recorder:
             return run
 
         def run_scoped(body, **kwargs):
-            return body(acc_ref=_Acc())
+            return body(acc_ref=kwargs["acc_ref"])
 
         def when(condition):
             return lambda body: body() if condition else None
@@ -137,7 +140,7 @@ class Recorder:
             wgmma_wait=lambda n: add("wgmma_wait", n),
             commit_smem=lambda: None,
             set_max_registers=lambda *args, **kwargs: None,
-            ACC=lambda *args: None,
+            ACC=lambda shape, dtype: _Acc(shape),
             warp_map=lambda body: body(self.warp),
             # For the shared memory's types.
             SMEM=lambda *args, **kwargs: None,
@@ -213,6 +216,7 @@ def record(config, *, num_ranks: int, m_shard: int, k: int, n_shard: int, num_sm
                 counters=Ref("counters", rank),
                 lhs_smem=Ref("lhs_smem"),
                 rhs_smem=Ref("rhs_smem"),
+                rhs_halves_smem=Ref("rhs_halves_smem"),
                 block_smem=Ref("block_smem"),
                 out_smem=_OutSmem("out_smem"),
                 **refs,

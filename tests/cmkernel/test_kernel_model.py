@@ -16,11 +16,13 @@ CONFIGS = {
     "in-tile": tiny(num_comm_ctas=0),
     "communication CTAs, polling warp": tiny(num_comm_ctas=2, wait_ahead=True, max_concurrent_steps=3),
     "in-tile, polling warp": tiny(num_comm_ctas=0, wait_ahead=True, num_chunks=3),
+    "both ways": tiny(num_comm_ctas=1, num_in_tile_chunks=1, tile_n=128, split_last_wave=True),
 }
 SENDING = {name: CONFIGS[name] for name in ("communication CTA", "in-tile")}
 
 
-def recorded(config, num_ranks, *, m_shard=192, k=320, n_shard=128, num_sms=3):
+def recorded(config, num_ranks, *, m_shard=192, k=320, n_shard=128, num_sms=None):
+    num_sms = num_sms or (4 if config.split_last_wave else 3)  # Of four, some ranks' tiles leave one to split.
     sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard}
     return kernel_model.record(config, num_ranks=num_ranks, **sizes, num_sms=num_sms)
 

@@ -15,12 +15,15 @@ from cmkernel.protocol import make_protocol
 configs = st.builds(
     KernelConfig,
     tile_m=st.just(64),
-    tile_n=st.sampled_from([64, 128]),
+    tile_n=st.sampled_from([128, 256]),
+    max_concurrent_steps=st.just(2),
     wg_dimension=st.sampled_from(MatmulDimension),
     tile_k=st.sampled_from([32, 64]),
     grid_tile_width=st.integers(1, 5),
     num_chunks=st.integers(1, 6),
     num_comm_ctas=st.integers(0, 3),
+    num_in_tile_chunks=st.integers(0, 3),
+    split_last_wave=st.booleans(),
 )
 protocols = st.builds(
     make_protocol,
@@ -53,13 +56,27 @@ def local_jobs(protocol):
 def test_every_output_tile_is_computed_once_and_steps_come_in_order(protocol):
     tiles = local_tiles(protocol, protocol.num_ranks)
     sizes = (protocol.num_ranks, protocol.num_m_tiles, protocol.num_n_tiles)
+    num_whole = protocol.num_whole_tiles // protocol.num_compute_ctas
+    if protocol.num_split_tiles:
+        assert all(len(mine) in (num_whole, num_whole + 1) for mine in tiles)
+        # Two CTAs have a half each: the even one the first.
+        halves = [tuple(mine.pop()) for mine in tiles if len(mine) > num_whole]
+        assert halves[0::2] == halves[1::2]
+        assert len(halves) == 2 * protocol.num_split_tiles
+        tiles.append(halves[0::2])
     assert sorted(itertools.chain(*tiles)) == list(itertools.product(*map(range, sizes)))
     for mine in tiles:
         steps = [step for step, _, _ in mine]
         assert steps == sorted(steps)
-    # The first steps' tiles are those that come first.
-    for mine, first in zip(tiles, local_tiles(protocol, 1), strict=True):
-        assert first == [tile for tile in mine if tile[0] == 0]
+
+
+@given(protocols)
+@settings(max_examples=60, deadline=None)
+def test_the_tiles_of_the_first_steps_come_first(protocol):
+    tiles = local_tiles(protocol, protocol.num_ranks)
+    for num_steps in range(1, protocol.num_ranks + 1):
+        for mine, first in zip(tiles, local_tiles(protocol, num_steps), strict=True):
+            assert first == [tile for tile in mine if tile[0] < num_steps]
 
 
 @given(protocols)
@@ -68,12 +85,14 @@ def test_every_piece_is_sent_once_before_the_last_step(protocol):
     sizes = (ring.num_scratch_slots(protocol.num_ranks), protocol.num_m_tiles, protocol.num_chunks)
     pieces = list(itertools.product(*map(range, sizes)))
     assert protocol.num_counters == len(pieces)
-    if protocol.num_comm_ctas:
-        assert sorted(itertools.chain(*local_jobs(protocol))) == pieces
-    elif protocol.num_ranks > 1:
-        tiles = itertools.chain(*local_tiles(protocol, protocol.num_ranks))
-        senders = sorted((step, m_idx) for step, m_idx, n_idx in tiles if protocol.sends_tile(step, m_idx, n_idx))
-        assert senders == list(itertools.product(*map(range, sizes[:2])))
+    sent = list(itertools.chain(*local_jobs(protocol)))
+    if protocol.sends_in_tile:
+        for cta, mine in enumerate(local_tiles(protocol, protocol.num_ranks)):
+            for i, (step, m_idx, n_idx) in enumerate(mine):
+                is_second_half = i >= protocol.num_whole_tiles // protocol.num_compute_ctas and cta % 2 == 1
+                if protocol.sends_tile(step, m_idx, n_idx) and not (protocol.num_split_tiles and is_second_half):
+                    sent += [(step, m_idx, chunk) for chunk in range(protocol.first_in_tile_chunk, protocol.num_chunks)]
+    assert sorted(sent) == pieces
 
 
 @given(protocols)
@@ -105,9 +124,12 @@ def test_the_jobs_of_a_sender_come_in_order_of_steps(protocol):
 
 
 def test_traced_integers_give_the_same():
-    config = KernelConfig(tile_m=64, tile_n=64, grid_tile_width=2, num_chunks=3)
-    protocol = make_protocol(config, num_ranks=3, m_shard=600, k=640, n_shard=200, num_sms=9)
-    compute = [(cta, i) for cta in range(5) for i in range(protocol.num_local_tiles(cta, 3))]
+    config = KernelConfig(
+        tile_n=128, max_concurrent_steps=3, grid_tile_width=2, num_chunks=3, num_in_tile_chunks=1, split_last_wave=True
+    )
+    protocol = make_protocol(config, num_ranks=3, m_shard=600, k=640, n_shard=400, num_sms=29)
+    assert protocol.num_split_tiles == 10
+    compute = [(cta, i) for cta in range(25) for i in range(protocol.num_local_tiles(cta, 3))]
     comm = [(cta, i) for cta in range(8) for i in range(protocol.num_local_jobs(cta))]
     for function, pairs in ((protocol.tile, compute), (protocol.job, comm)):
         traced = jax.jit(jax.vmap(function))(*jnp.array(pairs, jnp.int32).T)
