@@ -15,7 +15,7 @@ from jax import lax
 
 from cmkernel import gradient, hardware, mosaic_gpu, mosaic_gpu_simple, ppermute, xla
 from cmkernel.config import CONFIG_TYPES, KernelConfig, SimpleKernelConfig, validate_shape
-from cmkernel.tuning import heuristic_config, simple_heuristic_config
+from cmkernel.tuning import heuristic_config, modelled_calls_us, simple_heuristic_config
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -68,8 +68,9 @@ def all_gather_matmul(
       axis_name: Mesh axis that the rows of lhs are sharded over. The ``mosaic_gpu`` kernels need it to cover all
         devices.
       implementation: ``mosaic_gpu`` (one Pallas kernel, Hopper), ``mosaic_gpu_simple`` (its readable form),
-        ``ppermute`` (portable ring) or ``xla`` (all-gather, then matmul) run just that or raise. ``auto`` takes
-        ``mosaic_gpu`` where it can run, else ``ppermute``, and logs why.
+        ``ppermute`` (portable ring) or ``xla`` (all-gather, then matmul) run just that or raise. ``auto`` takes, where
+        ``mosaic_gpu`` can run, whichever the cost model expects to be fastest (few rows go to ``xla``), else
+        ``ppermute``, and logs why. With a ``config`` it takes ``mosaic_gpu`` where that can run.
       config: ``KernelConfig`` of ``mosaic_gpu``, ``SimpleKernelConfig`` of ``mosaic_gpu_simple``; by default chosen
         from the shape.
       out_dtype: Of the result: that of the operands, which is the default, or float32 (not with
@@ -128,11 +129,10 @@ def choose_implementation(
     if isinstance(config, SimpleKernelConfig):
         validate_shape(config, m_shard=math.prod(lhs.shape[:-1]), k=lhs.shape[-1], n_shard=rhs.shape[1])
     if (reason := _refusal(lhs, axis_name)) is None:
-        return Choice(
-            kernel,
-            config if config is not None else _heuristic_config(kernel, lhs, rhs, axis_name),
-            "named" if implementation != "auto" else "fits",
-        )
+        if implementation == "auto" and config is None:
+            return _fastest(lhs, rhs, axis_name)
+        chosen = config if config is not None else _heuristic_config(kernel, lhs, rhs, axis_name)
+        return Choice(kernel, chosen, "named" if implementation != "auto" else "its config is named")
     if implementation != "auto":
         raise NotImplementedError(f"{implementation=} can't run here: {reason}")
     logger.info("implementation='auto' takes ppermute, as mosaic_gpu can't run here: %s", reason)
@@ -205,6 +205,24 @@ def _refusal(lhs: jax.Array, axis_name: str) -> str | None:
     if lhs.dtype not in mosaic_gpu.SUPPORTED_DTYPES:
         return f"lhs.dtype={lhs.dtype} must be float16 or bfloat16"
     return None
+
+
+def _fastest(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> Choice:
+    """What ``auto`` takes where all implementations can run."""
+    config = _heuristic_config("mosaic_gpu", lhs, rhs, axis_name)
+    times_us = modelled_calls_us(
+        config,  # type: ignore[arg-type]
+        m_shard=math.prod(lhs.shape[:-1]),
+        k=lhs.shape[-1],
+        n_shard=rhs.shape[1],
+        num_ranks=lax.axis_size(axis_name),
+        num_sms=hardware.num_sms(),
+    )
+    fastest: Any = min(times_us, key=lambda name: times_us[name])
+    expected = ", ".join(f"{name} {time_us:.0f} us" for name, time_us in sorted(times_us.items()))
+    reason = f"expected to be the fastest: {expected}"
+    logger.info("implementation='auto' takes %s, %s", fastest, reason)
+    return Choice(fastest, config if fastest == "mosaic_gpu" else None, reason)
 
 
 def _heuristic_config(

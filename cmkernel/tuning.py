@@ -20,29 +20,35 @@ _SIMPLE_CANDIDATES = (
 
 # Tiles of a warpgroup, how the two lie side by side, and the time of a pipeline step relative to that of a CTA tile of
 # 128 x 256: by its size, and more the smaller it is, as it loads more bytes for each multiplication.
-_TILES = (
-    (64, 256, MatmulDimension.M, 1.0),
-    (64, 192, MatmulDimension.M, 0.75),
-    (64, 128, MatmulDimension.M, 0.56),
-    (64, 128, MatmulDimension.N, 0.57),
-    (64, 64, MatmulDimension.M, 0.34),
-    (64, 64, MatmulDimension.N, 0.34),
-)
+_STEP_TIMES = {
+    (64, 256, MatmulDimension.M): 1.0,
+    (64, 192, MatmulDimension.M): 0.75,
+    (64, 128, MatmulDimension.M): 0.54,
+    (64, 128, MatmulDimension.N): 0.57,
+    (64, 64, MatmulDimension.M): 0.45,
+    (64, 64, MatmulDimension.N): 0.45,
+}
+# Tiles that can be computed in halves, and the time of a half relative to the whole.
+_HALF_TIMES = {256: 0.54, 128: 0.61}
 # All times as measured on H200s on 2026-11-30; docs/kernel.md has the rows.
 # A multiply-add of one row, one column and one element of k, in a CTA tile of 128 x 256.
 _STEP_US = 0.68 / (128 * 256 * 64)
-# What one communication CTA sends, and what the link takes of all of them, in bytes per microsecond.
-_SENDER_BYTES_PER_US, _LINK_BYTES_PER_US = 38e3, 250e3
+# What reads weights that don't stay in the L2.
+_MEMORY_BYTES_PER_US = 4.0e6
+# What one communication CTA sends beside a multiply, and what the link takes of all of them.
+_SENDER_BYTES_PER_US, _LINK_BYTES_PER_US = 34e3, 265e3
 # From the last copy to the multiply.
 _ARRIVAL_US = 5.0
-# What following the arrivals costs where there is one wave only.
-_ONE_WAVE_US = 3.0
+# Where there is one wave only, the multiply of what arrives starts late, by so much of the time that sending takes.
+_ONE_WAVE_DELAY = 1 / 3
 # A k step of a tile that a compute CTA sends itself lasts at least so long, and all tiles suffer a little.
-_IN_TILE_STEP_US, _IN_TILE_FACTOR = 0.62, 1.025
-_COMM_CTAS = (4, 8, 12, 20)
+_IN_TILE_STEP_US, _IN_TILE_FACTOR, _FEW_IN_TILE_FACTOR = 0.62, 1.04, 1.01
+_COMM_CTAS = (4, 8, 12)
 # Chunks of k, where there is one wave and where there are more.
 _ONE_WAVE_CHUNKS, _CHUNKS = 64, 8
 _MAX_CONCURRENT_STEPS = 6
+# What a call of the kernel costs in a program beside its own time, more than one of NCCL: XLA's barrier before it.
+_CALL_US = 6.0
 
 
 def heuristic_config(*, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> KernelConfig:
@@ -54,15 +60,20 @@ def heuristic_config(*, m_shard: int, k: int, n_shard: int, num_ranks: int, num_
     sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
 
     def candidates() -> Iterator[KernelConfig]:
-        for tile_m, tile_n, wg_dimension, _ in _TILES:
+        for tile_m, tile_n, wg_dimension in _STEP_TIMES:
             tiles = _deepest(KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, num_chunks=_CHUNKS))
-            for num_comm_ctas in _COMM_CTAS if num_ranks > 1 else ():
-                if num_comm_ctas < num_sms:
-                    config = dataclasses.replace(tiles, num_comm_ctas=num_comm_ctas)
-                    if _num_waves(config, **sizes) == 1:
-                        config = dataclasses.replace(config, num_chunks=_ONE_WAVE_CHUNKS, wait_ahead=True)
-                    yield config
-            yield dataclasses.replace(tiles, num_comm_ctas=0)
+            for num_comm_ctas in (*(_COMM_CTAS if num_ranks > 1 else ()), 0):
+                if num_comm_ctas >= num_sms:
+                    continue
+                config = dataclasses.replace(tiles, num_comm_ctas=num_comm_ctas)
+                if _num_waves(config, **sizes) > 1:
+                    # Smaller tiles do better than halves where there are halves only.
+                    config = dataclasses.replace(config, split_last_wave=tile_n in _HALF_TIMES)
+                elif num_comm_ctas:
+                    config = dataclasses.replace(config, num_chunks=_ONE_WAVE_CHUNKS, wait_ahead=True)
+                yield config
+                if num_comm_ctas:
+                    yield dataclasses.replace(config, num_in_tile_chunks=1)
 
     return min(candidates(), key=lambda config: modelled_us(config, **sizes))
 
@@ -70,39 +81,78 @@ def heuristic_config(*, m_shard: int, k: int, n_shard: int, num_ranks: int, num_
 def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> float:
     """Time of ``mosaic_gpu`` on an H200, in microseconds, for the tiles of ``heuristic_config``.
 
-    The multiply takes its waves of tiles; the communication CTAs send the shards one after the other, and what arrives
-    last has to be multiplied yet. The longer of the two counts.
+    The multiply takes its waves of tiles, or what it takes to read the rhs in each device step; the communication CTAs
+    send the shards one after the other, and what arrives last has to be multiplied yet. The longer of the two counts.
     """
     sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
     num_waves, num_k_steps = _num_waves(config, **sizes), _ceil_div(k, config.tile_k)
     step_us = _STEP_US * 128 * 256 * config.tile_k * _relative_step_time(config)
     tile_us = num_k_steps * step_us
-    multiply_us = num_waves * tile_us
+    num_groups = _ceil_div(m_shard, config.cta_tile_m * config.grid_tile_width)
+    read_us = num_ranks * num_groups * k * n_shard * OPERAND_BYTES / _MEMORY_BYTES_PER_US
+    multiply_us = max(num_waves * tile_us, read_us)
     if num_ranks == 1:
         return multiply_us
-    if num_waves == 1:
-        multiply_us += _ONE_WAVE_US
     if not config.num_comm_ctas:
         sender_us = num_k_steps * max(_IN_TILE_STEP_US, step_us) - tile_us
         return multiply_us * _IN_TILE_FACTOR + (num_ranks - 1) * sender_us
-    sent_bytes = (num_ranks - 1) * m_shard * k * OPERAND_BYTES
+    sent_bytes = float((num_ranks - 1) * m_shard * k * OPERAND_BYTES)
+    if config.num_in_tile_chunks:
+        multiply_us *= _FEW_IN_TILE_FACTOR
+        sent_bytes *= 1 - config.num_in_tile_chunks / config.num_chunks
     send_us = sent_bytes / min(config.num_comm_ctas * _SENDER_BYTES_PER_US, _LINK_BYTES_PER_US)
+    if num_waves <= 1:
+        multiply_us += _ONE_WAVE_DELAY * send_us
     return max(multiply_us, send_us + _ARRIVAL_US + tile_us / config.num_chunks)
 
 
+def modelled_calls_us(
+    config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int
+) -> dict[str, float]:
+    """Time of a call inside a program on H200s by implementation, in microseconds: what ``auto`` goes by.
+
+    ``xla``'s all-gather and multiply follow each other. So do ``ppermute``'s exchanges and multiplies, as measured: XLA
+    doesn't overlap them.
+    """
+    sizes = {"k": k, "n_shard": n_shard, "num_sms": num_sms}
+    gather_us = _gather_us((num_ranks - 1) * m_shard * k * OPERAND_BYTES)
+    exchange_us = _gather_us(m_shard * k * OPERAND_BYTES)
+    return {
+        "mosaic_gpu": _CALL_US + modelled_us(config, m_shard=m_shard, num_ranks=num_ranks, **sizes),
+        "ppermute": (num_ranks - 1) * exchange_us + num_ranks * _gemm_us(m=m_shard, **sizes),
+        "xla": gather_us + _gemm_us(m=num_ranks * m_shard, **sizes),
+    }
+
+
+def _gather_us(received_bytes: float) -> float:
+    """NCCL's time to receive so much, fitted to rows of 0.1 to 67 MB: latency first, then bandwidth."""
+    megabytes = received_bytes / 1e6
+    return min(7 + 9 * megabytes, 20 + 4.2 * megabytes)
+
+
+def _gemm_us(*, m: int, k: int, n_shard: int, num_sms: int) -> float:
+    """A local multiply ``[m, k] @ [k, n_shard]`` by the best library: as the best of these tiles would do it."""
+    sizes = {"m_shard": m, "n_shard": n_shard, "num_ranks": 1, "num_sms": num_sms}
+
+    def waves_us(tile_m: int, tile_n: int, wg_dimension: MatmulDimension) -> float:
+        config = KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, num_comm_ctas=0)
+        return _num_waves(config, **sizes) * k * config.cta_tile_m * config.cta_tile_n * _STEP_US
+
+    read_us = k * n_shard * OPERAND_BYTES / _MEMORY_BYTES_PER_US
+    return max(min(waves_us(*tiles) for tiles in _STEP_TIMES), read_us)
+
+
 def _relative_step_time(config: KernelConfig) -> float:
-    for tile_m, tile_n, wg_dimension, step_time in _TILES:
-        if (config.tile_m, config.tile_n, config.wg_dimension) == (tile_m, tile_n, wg_dimension):
-            return step_time
-    raise ValueError(f"no time is known for tile_m={config.tile_m}, tile_n={config.tile_n}, {config.wg_dimension}")
+    return _STEP_TIMES[config.tile_m, config.tile_n, config.wg_dimension]
 
 
-def _num_tiles(config: KernelConfig, *, m_shard: int, n_shard: int, num_ranks: int, **_: int) -> int:
-    return num_ranks * _ceil_div(m_shard, config.cta_tile_m) * _ceil_div(n_shard, config.cta_tile_n)
-
-
-def _num_waves(config: KernelConfig, *, num_sms: int, **sizes: int) -> int:
-    return _ceil_div(_num_tiles(config, **sizes), num_sms - config.num_comm_ctas)
+def _num_waves(config: KernelConfig, *, m_shard: int, n_shard: int, num_ranks: int, num_sms: int, **_: int) -> float:
+    num_tiles = num_ranks * _ceil_div(m_shard, config.cta_tile_m) * _ceil_div(n_shard, config.cta_tile_n)
+    num_ctas = num_sms - config.num_comm_ctas
+    num_full, num_left = divmod(num_tiles, num_ctas)
+    if config.split_last_wave and 0 < 2 * num_left <= num_ctas:
+        return num_full + _HALF_TIMES[config.tile_n]
+    return num_full + (num_left > 0)
 
 
 def simple_heuristic_config(*, m_shard: int, k: int, n_shard: int) -> SimpleKernelConfig:

@@ -121,6 +121,27 @@ def test_auto_logs_why_it_does_not_take_the_kernel(caplog):
     assert "takes ppermute, as mosaic_gpu can't run here: platform='cpu'" in caplog.text
 
 
+@pytest.mark.parametrize(("m_shard", "expected"), [(8, "xla"), (512, "mosaic_gpu")])
+def test_auto_takes_what_the_model_expects_to_be_fastest_where_all_can_run(m_shard, expected, monkeypatch, caplog):
+    monkeypatch.setattr(cmkernel.hardware, "unsupported_reason", lambda axis_name: None)
+    monkeypatch.setattr(cmkernel.hardware, "num_sms", lambda: 132)
+    choices = []
+
+    def choose(lhs, rhs):
+        choices.append(cmkernel.choose_implementation(lhs, rhs, axis_name="x"))
+        return lhs
+
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    specs = PartitionSpec("x", None), PartitionSpec(None, "x")
+    operands = jnp.zeros((2 * m_shard, 4096), jnp.bfloat16), jnp.zeros((4096, 2 * 4096), jnp.bfloat16)
+    with caplog.at_level(logging.INFO, logger="cmkernel"):
+        jax.eval_shape(jax.shard_map(choose, mesh=mesh, in_specs=specs, out_specs=specs[0]), *operands)
+    assert choices[0].implementation == expected
+    assert (choices[0].config is not None) == (expected == "mosaic_gpu")
+    assert choices[0].reason.startswith("expected to be the fastest: mosaic_gpu ")
+    assert f"takes {expected}, expected" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("lhs", "rhs", "options", "message"),
     [
