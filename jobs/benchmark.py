@@ -18,8 +18,8 @@ from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import BASELINE, Opened, Request
 from jobs.records import Case, Check, Row, Spread, Telemetry
-from jobs.results.derive import derive, fastest_local_us
-from jobs.settings import LOCALS, Fault, Settings, kernel_config
+from jobs.results.derive import derive, fastest_us
+from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
 
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
 
@@ -185,8 +185,8 @@ class Benchmark:
                 derived=derive(
                     row.case,
                     row.headline_us,
-                    local_us=fastest_local_us(headlines),
-                    xla_us=headlines.get("xla"),
+                    local_us=fastest_us(LOCALS, headlines),
+                    xla_us=fastest_us(GATHERS, headlines),
                     device_kind=self._device_kind,
                     communicates=row.implementation not in LOCALS,
                 ),

@@ -29,6 +29,10 @@ class InfrastructureError(JobError):
     status = "infrastructure_error"
 
 
+class NoCapacity(InfrastructureError):
+    """The cluster doesn't have what the job needs, or not now."""
+
+
 class JobStopped(BaseException):
     """The job was told to stop by a signal; ``exit_code`` is 128 plus its number, as shells report it."""
 

@@ -14,12 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from cmkernel import cost
 from jobs.benchmark import Benchmark
+from jobs.domains import settle_implementation
 from jobs.errors import EXIT_CHECK_FAILED
 from jobs.gang.cluster import connect, default_num_ranks, submission_id, submitted_git_sha
 from jobs.gang.gang import Gang
 from jobs.gang.neighbours import layout
 from jobs.gang.signals import stop_on_signals
-from jobs.gang.versions import check_versions
+from jobs.hosts import refuse_unfit_hosts
 from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case
@@ -63,7 +64,7 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
         num_ranks = default_num_ranks(cluster, settings.cluster)
         cases = expand(resolve_problem(settings.problem, on_gpus=cluster.on_gpus), num_ranks)
         refuse_unsupported(settings, cases, cluster)
-        about = {**environment(submitted_git_sha()), "versions": check_versions(cluster)}
+        about = {**environment(submitted_git_sha()), "versions": refuse_unfit_hosts(cluster)}
         outcome.wandb = WandbSink.start(
             settings.wandb,
             run_dir=run_dir.path,
@@ -72,12 +73,13 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
             tags=[*settings.wandb.tags, f"D={num_ranks}", *sorted({case.dtype for case in cases})],
         )
         gang = stack.enter_context(Gang.start(cluster, settings.cluster, num_ranks, stacks_dir=run_dir.path))
+        settings, settled = settle_implementation(settings, gang.members)
         about["members"] = [dataclasses.asdict(member) for member in gang.members]
         run_dir.write_environment(about)
         links = gang.call("links", timeout_s=settings.cluster.step_timeout_s, doing="reading links")
         overrides = " ".join(HydraConfig.get().overrides.task)
         print(f"# Overrides: {overrides or 'none'}", flush=True)
-        for line in _header(gang, settings, cases, links):
+        for line in [*_header(gang, settings, cases, links), *([f"# {settled}"] if settled else [])]:
             print(line, flush=True)
         journal = stack.enter_context(Journal(run_dir.journal_path))
         num_steps = len(cases) * Benchmark.num_steps(settings)

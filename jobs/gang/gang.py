@@ -18,7 +18,7 @@ from jobs.gang.answers import Answer, Answers
 from jobs.gang.cluster import Cluster
 from jobs.gang.failures import RankFailed
 from jobs.gang.member import NOWHERE, Failure, Member, Place, Setup
-from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, ring_order
+from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, refuse_unhealthy_gpus, ring_order
 from jobs.gang.placement import Placement
 from jobs.gang.rank import CONTROL, Rank
 from jobs.gang.shape import plan
@@ -69,8 +69,8 @@ class Gang:
 
         Raises:
           UsageError: ``num_ranks`` and ``cluster.gpus_per_host`` don't fit.
-          InfrastructureError: no capacity, a rank died or didn't get ready in time, two ranks have one GPU, or a host
-            gives its peers a loopback address.
+          InfrastructureError: no capacity, a rank died or didn't get ready in time, two ranks have one GPU, a GPU is
+            broken or somebody else's, or a host gives its peers a loopback address.
           RankFailed: the session could not be built.
         """
         shape = plan(cluster.nodes, settings, num_ranks)
@@ -147,6 +147,7 @@ class Gang:
     def _set_up(self, settings: ClusterSettings, session: str) -> None:
         if not self._placement.shape.on_gpus:
             refuse_loopback(self._places)
+        refuse_unhealthy_gpus(self._places)
         doing, timeout_s = "setting up jax.distributed", settings.setup_timeout_s
         (coordinator,) = self._gather(Answers({0: self._actors[0].coordinator_address.remote()}), timeout_s, doing)
         setup = Setup(

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from jobs.measure.layout import Layout
 
 BASELINE = "baseline"
-# As XLA compiles it: by Triton or by cuBLAS, whichever it finds faster. And by cuBLAS in any case.
-_LOCAL_OPTIONS: dict[str, dict[str, Any] | None] = {
-    "local": None,
-    "local_cublas": {"xla_gpu_enable_triton_gemm": False},
-}
+# XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
+_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+_BY_CUBLAS = ("local_cublas", "xla_cublas")
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -105,36 +103,32 @@ def build(
     ``layout`` is how the mesh lies on hosts (``None``: not known). ``group`` is what ``torch_fused`` runs in; all ranks
     must build it together, as it is tried out.
     """
-    if request.implementation in LOCALS:
-        return _build_local(request.implementation, chain_length)
     if request.implementation == torch_fused.NAME:
         if group is None:
             raise NotImplementedError("the ranks are no process group of torch")
         chain, about = torch_fused.build(group, *example, chain_length=chain_length)
         return Programs(Opened(torch_fused.NAME, "named", about), group.call, chain, group)
-    if request.implementation == jax_ring.NAME:
-        opened, multiply = _open_jax_ring(mesh, example)
-    else:
-        opened, multiply = _open_cmkernel(request, mesh, example, layout)
-    return Programs(
-        opened,
-        jax.jit(_over_ranks(multiply, mesh)),
-        jax.jit(_over_ranks(_chain(multiply, chain_length), mesh)),
-    )
+    options = _compiler_options(request.implementation)
+    open_it = _OPENERS.get(request.implementation, functools.partial(_open_cmkernel, layout=layout))
+    opened, multiply = open_it(request, mesh, example)
+    functions: tuple[Callable[..., jax.Array], ...] = multiply, _chain(multiply, chain_length)
+    if request.implementation not in LOCALS:
+        functions = tuple(_over_ranks(function, mesh) for function in functions)
+    call, chain_of_calls = (jax.jit(function, compiler_options=options) for function in functions)
+    return Programs(opened, call, chain_of_calls)
 
 
-def _build_local(implementation: str, chain_length: int) -> Programs:
-    options = _LOCAL_OPTIONS[implementation]
-    if options and (platform := jax.devices()[0].platform) != "gpu":
+def _compiler_options(implementation: str) -> dict[str, Any] | None:
+    if implementation not in _BY_CUBLAS:
+        return None
+    if (platform := jax.devices()[0].platform) != "gpu":
         raise NotImplementedError(f"{implementation} needs a GPU: {platform=} must be 'gpu'")
-    return Programs(
-        Opened(implementation, "named", None),
-        jax.jit(xla.local, compiler_options=options),
-        jax.jit(_chain(xla.local, chain_length), compiler_options=options),
-    )
+    return _CUBLAS
 
 
-def _open_cmkernel(request: Request, mesh: Mesh, example: Operands, layout: Layout | None) -> tuple[Opened, Multiply]:
+def _open_cmkernel(
+    request: Request, mesh: Mesh, example: Operands, *, layout: Layout | None = None
+) -> tuple[Opened, Multiply]:
     config = None
     where: dict[str, Any] = {"axis_name": AXIS}
     if layout is not None:
@@ -160,7 +154,7 @@ def _open_cmkernel(request: Request, mesh: Mesh, example: Operands, layout: Layo
     return Opened(choice.implementation, choice.reason, _plain(choice.config)), multiply
 
 
-def _open_jax_ring(mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+def _open_jax_ring(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
     configs: list[Any] = []
 
     def choose(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -174,6 +168,19 @@ def _open_jax_ring(mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
     config = configs[0]
     multiply = functools.partial(jax_ring.all_gather_matmul, axis_name=AXIS, config=config)
     return Opened(jax_ring.NAME, "named", jax_ring.plain(config)), multiply
+
+
+def _open_xla_cublas(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+    _, multiply = _open_cmkernel(dataclasses.replace(request, implementation="xla"), mesh, example)
+    return Opened(request.implementation, "named", None), multiply
+
+
+def _open_local(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+    del mesh, example
+    return Opened(request.implementation, "named", None), xla.local
+
+
+_OPENERS = {jax_ring.NAME: _open_jax_ring, "xla_cublas": _open_xla_cublas, **dict.fromkeys(LOCALS, _open_local)}
 
 
 def _over_ranks(function: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:

@@ -83,6 +83,14 @@ class RunDir:
         """
         self._write("environment.json", json.dumps(json_safe(environment), indent=2, allow_nan=False) + "\n")
 
+    def write_examination(self, examination: Mapping[str, Any]) -> None:
+        """Write what the doctor saw and found to ``doctor.json``.
+
+        Raises:
+          InfrastructureError: the file can't be written.
+        """
+        self._write("doctor.json", json.dumps(json_safe(examination), indent=2, allow_nan=False) + "\n")
+
     def _write(self, name: str, text: str) -> None:
         path = self.path / name
         try:

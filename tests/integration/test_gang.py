@@ -13,7 +13,7 @@ from jobs.errors import InfrastructureError, JobStopped, UsageError
 from jobs.gang.cluster import connect, default_num_ranks
 from jobs.gang.gang import Gang, RankFailed
 from jobs.gang.signals import stop_on_signals
-from jobs.gang.versions import check_versions
+from jobs.hosts import refuse_unfit_hosts
 from jobs.settings import ClusterMode, ClusterSettings
 
 NUM_RANKS = 2
@@ -127,7 +127,7 @@ def test_local_ray(cluster):
     assert not cluster.on_gpus
     assert os.environ["RAY_ADDRESS"] == "127.0.0.1:1"
     assert default_num_ranks(cluster, SETTINGS) == 4
-    assert check_versions(cluster)["jax"] == "0.11.2"
+    assert refuse_unfit_hosts(cluster)["jax"] == "0.11.2"
 
 
 def test_members(gang):

@@ -102,7 +102,7 @@ def test_the_flat_ring_crosses_hosts_as_seldom_as_possible(data, ranks):
 
 def member(host, device_kind="NVIDIA H200"):
     nowhere = {"rank": 0, "ip": "", "node_id": "", "pid": 0, "gpu_uuid": None, "gpu_index": None, "stderr_path": ""}
-    return Member(host=host, device_kind=device_kind, driver_version=None, versions={}, **nowhere)
+    return Member(host=host, nvlink_domain=host, device_kind=device_kind, driver_version=None, versions={}, **nowhere)
 
 
 def test_layout_of_the_ranks():
