@@ -158,7 +158,8 @@ class TimingSettings:
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
     """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute; xla and
     xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and local_cublas, the multiply
-    alone in both ways; jax_ring (jax's own Pallas ring), torch_fused (PyTorch's ``fused_all_gather_matmul``, where torch is installed).
+    alone in both ways; jax_ring (jax's own Pallas ring); torch_fused (PyTorch's ``fused_all_gather_matmul``, where torch
+    is installed).
     One that can't run on a case has a row with the reason instead of times."""
 
 
