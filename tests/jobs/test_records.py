@@ -74,5 +74,5 @@ def test_a_row_survives_the_journal():
 
 def test_another_format_version_is_refused():
     row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
-    with pytest.raises(ValueError, match="version=99 of a row must be 1"):
+    with pytest.raises(ValueError, match="version=99 of a row must be 2"):
         Row.from_json({**row.to_json(), "version": 99})
