@@ -70,7 +70,9 @@ def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
             group=settings.wandb.group or submission_id(),
             tags=[*settings.wandb.tags, f"D={num_ranks}", *sorted({case.dtype for case in cases})],
         )
-        gang = stack.enter_context(Gang.start(cluster, settings.cluster, num_ranks, stacks_dir=run_dir.path))
+        gang = stack.enter_context(
+            Gang.start(cluster, settings.cluster, num_ranks, stacks_path=run_dir.path / "stacks-1.txt")
+        )
         about["members"] = [dataclasses.asdict(member) for member in gang.members]
         run_dir.write_environment(about)
         links = gang.call("links", timeout_s=settings.cluster.step_timeout_s, doing="reading links")

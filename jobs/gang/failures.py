@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from jobs.errors import EXIT_INFRASTRUCTURE, InfrastructureError, JobError, UsageError
+from jobs.errors import EXIT_INFRASTRUCTURE, GangLost, InfrastructureError, JobError, UsageError
 from jobs.gang.answers import Answer
-from jobs.gang.member import Failure, Place
+from jobs.gang.member import Failure, Place, Report
+from jobs.gang.watchdog import describe_states
+
+_MAX_NAMED = 8
 
 
 class RankFailed(JobError):
@@ -32,8 +35,9 @@ def name_rank(places: Sequence[Place], rank: int) -> str:
 
 
 def name_ranks(places: Sequence[Place], ranks: Iterable[int]) -> str:
-    """Several of them, in order."""
-    return ", ".join(name_rank(places, rank) for rank in sorted(ranks))
+    """Several of them, in order; a long list is cut short."""
+    first, rest = sorted(ranks)[:_MAX_NAMED], sorted(ranks)[_MAX_NAMED:]
+    return ", ".join(name_rank(places, rank) for rank in first) + (f" and {len(rest)} more" if rest else "")
 
 
 def death_error(
@@ -47,20 +51,27 @@ def death_error(
         message += f" [what it printed: {place.host}:{place.stderr_path}]"
     if dead:
         message += f"; dead, too: {name_ranks(places, dead)}"
-    return InfrastructureError(message + _silent(places, silent))
+    return GangLost(message + _silent(places, silent))
 
 
 def hang_error(
+    places: Sequence[Place], reports: Mapping[int, Report], limit_s: float, doing: str, stacks: str
+) -> JobError:
+    """Of a gang that got nowhere for ``limit_s``; ranks without a report are unresponsive."""
+    return GangLost(f"no progress for {limit_s:g} s while {doing}{_found(places, reports)}; stacks: {stacks}")
+
+
+def timeout_error(
     places: Sequence[Place],
     unfinished: Iterable[int],
-    silent: Collection[int],
+    reports: Mapping[int, Report],
     timeout_s: float,
     doing: str,
     stacks: str,
 ) -> JobError:
-    """Of ranks that haven't finished in time."""
+    """Of ranks that are too slow: a fresh gang would be no faster."""
     message = f"no answer within {timeout_s:g} s from {name_ranks(places, unfinished)} while {doing}"
-    return InfrastructureError(f"{message}{_silent(places, silent)}; stacks: {stacks}")
+    return InfrastructureError(f"{message}{_found(places, reports)}; stacks: {stacks}")
 
 
 def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int], doing: str) -> JobError:
@@ -74,7 +85,7 @@ def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int]
         what, tail = _one_line(str(answer.error).strip().splitlines()[-1]), str(answer.error)
     message = f"{name_rank(places, answer.key)} failed while {doing}: {what}{_cure(what)}{_silent(places, silent)}"
     # A peer is gone, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
-    kind = InfrastructureError if silent else RankFailed
+    kind = GangLost if silent else RankFailed
     return kind(f"{message}\n{tail}")
 
 
@@ -98,6 +109,12 @@ def _cure(what: str) -> str:
             "sets XLA_PYTHON_CLIENT_MEM_FRACTION"
         )
     return ""
+
+
+def _found(places: Sequence[Place], reports: Mapping[int, Report]) -> str:
+    """Who doesn't answer, and where the others are."""
+    where = f"; {describe_states(reports)}" if reports else ""
+    return _silent(places, set(range(len(places))) - set(reports)) + where
 
 
 def _silent(places: Sequence[Place], ranks: Collection[int]) -> str:

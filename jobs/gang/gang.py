@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +19,12 @@ from jobs.gang import failures
 from jobs.gang.answers import Answer, Answers
 from jobs.gang.cluster import Cluster
 from jobs.gang.failures import RankFailed
-from jobs.gang.member import NOWHERE, Failure, Member, Place, Setup
+from jobs.gang.member import NOWHERE, Failure, Member, Place, Report, Setup
 from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, ring_order
 from jobs.gang.placement import Placement
 from jobs.gang.rank import CONTROL, Rank
 from jobs.gang.shape import plan
+from jobs.gang.watchdog import Watchdog, describe_state
 from jobs.settings import ClusterSettings
 
 __all__ = ["SESSION", "Gang", "RankFailed"]
@@ -33,16 +36,17 @@ SESSION = "jobs.measure.session:Session"
 GRACE_S = 3.0
 # What a rank that is alive needs at most to answer on its control group.
 PING_TIMEOUT_S = 2.0
-STACKS_TIMEOUT_S = 5.0
+REPORT_TIMEOUT_S = 4.0
 CLOSE_TIMEOUT_S = 10.0
 
 
 class Gang:
     """Ranks that are set up; a context manager that ends them."""
 
-    def __init__(self, placement: Placement, stacks_dir: Path | None) -> None:
+    def __init__(self, placement: Placement, stall_timeout_s: float, stacks_path: Path | None) -> None:
         self._placement = placement
-        self._stacks_dir = stacks_dir
+        self._stall_timeout_s = stall_timeout_s
+        self._stacks_path = stacks_path
         self._actors: list[Any] = []
         self._places: list[Place] = []
         self._closed = False
@@ -56,7 +60,7 @@ class Gang:
         num_ranks: int,
         *,
         session: str = SESSION,
-        stacks_dir: Path | None = None,
+        stacks_path: Path | None = None,
     ) -> Gang:
         """Reserve, start the actors, order them by host and GPU, join them by jax.distributed.
 
@@ -65,7 +69,7 @@ class Gang:
           settings: time limits, GPUs per host, and XLA's share of GPU memory.
           num_ranks: one for each actor.
           session: ``module:Class`` of what ``call`` calls, importable on every node.
-          stacks_dir: folder for the stacks of a gang that hangs; ``None``: they are logged.
+          stacks_path: file for the stacks of a gang that hangs; ``None``: they are logged.
 
         Raises:
           UsageError: ``num_ranks`` and ``cluster.gpus_per_host`` don't fit.
@@ -75,7 +79,7 @@ class Gang:
         """
         shape = plan(cluster.nodes, settings, num_ranks)
         placement = Placement.reserve(cluster.nodes, shape, timeout_s=settings.placement_timeout_s)
-        gang = cls(placement, stacks_dir)
+        gang = cls(placement, settings.stall_timeout_s or math.inf, stacks_path)
         try:
             gang._start_actors(settings)
             gang._set_up(settings, session)
@@ -95,11 +99,12 @@ class Gang:
 
         Raises:
           JobError: what a session raised as one; ``UsageError`` for a refusal by cmkernel.
-          InfrastructureError: a rank died, or didn't answer in time.
+          GangLost: a rank died, or no rank got anywhere for ``cluster.stall_timeout_s``.
+          InfrastructureError: a rank didn't answer in time, although it got further.
           RankFailed: a session raised anything else.
         """
         refs = {rank: actor.call.remote(method, *args) for rank, actor in enumerate(self._actors)}
-        return self._gather(Answers(refs), timeout_s, doing)
+        return self._gather(Answers(refs), timeout_s, doing, Watchdog(self._stall_timeout_s))
 
     def close(self) -> None:
         """End all ranks, whatever they are doing, and give the resources back; takes 10 s at most."""
@@ -162,17 +167,26 @@ class Gang:
         self.members = tuple(self._gather(Answers(refs), timeout_s, doing))
         refuse_shared_gpus(self.members)
 
-    def _gather(self, answers: Answers, timeout_s: float, doing: str) -> list[Any]:
+    def _gather(self, answers: Answers, timeout_s: float, doing: str, watchdog: Watchdog | None = None) -> list[Any]:
         """Values by rank, or the error that explains the first one that is missing."""
         deadline = time.monotonic() + timeout_s
         values: dict[int, Any] = {}
         while answers.unfinished:
-            answer = answers.next(deadline)
+            answer = answers.next(min(deadline, watchdog.due_s) if watchdog else deadline)
             if answer is None:
-                raise self._hang(answers.unfinished, timeout_s, doing)
+                late = time.monotonic() >= deadline
+                reports = self._reports()
+                if watchdog and watchdog.is_stuck(reports):
+                    raise failures.hang_error(self._places, reports, watchdog.limit_s, doing, self._save(reports))
+                if late:
+                    stacks = self._save(reports)
+                    raise failures.timeout_error(self._places, answers.unfinished, reports, timeout_s, doing, stacks)
+                continue
             if answer.error is not None or isinstance(answer.value, Failure):
                 raise self._cause(answer, answers, doing)
             values[answer.key] = answer.value
+            if watchdog:
+                watchdog.answered()
         return [values[rank] for rank in sorted(values)]
 
     def _cause(self, first: Answer, answers: Answers, doing: str) -> JobError:
@@ -198,27 +212,29 @@ class Gang:
                 dead.append(answer.key)
         return sorted(dead), sorted(answers.unfinished)
 
-    def _hang(self, unfinished: set[int], timeout_s: float, doing: str) -> JobError:
-        answers = Answers({rank: actor.stacks.remote() for rank, actor in enumerate(self._actors)})
-        texts, deadline = {}, time.monotonic() + STACKS_TIMEOUT_S
+    def _reports(self) -> dict[int, Report]:
+        """Of the ranks that give one."""
+        answers = Answers({rank: actor.report.remote() for rank, actor in enumerate(self._actors)})
+        reports, deadline = {}, time.monotonic() + REPORT_TIMEOUT_S
         while (answer := answers.next(deadline)) is not None:
-            texts[answer.key] = answer.value if answer.error is None else f"{answer.error}"
-        sections = [
-            f"=== {failures.name_rank(self._places, rank)} ===\n{texts.get(rank, 'no answer')}\n"
-            for rank in range(len(self._actors))
-        ]
-        stacks = self._save_stacks("\n".join(sections))
-        return failures.hang_error(self._places, unfinished, answers.unfinished, timeout_s, doing, stacks)
+            if answer.error is None:
+                reports[answer.key] = answer.value
+        return reports
 
-    def _save_stacks(self, text: str) -> str:
-        """Where they are to be found."""
-        if self._stacks_dir is not None:
-            path = self._stacks_dir / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+    def _save(self, reports: Mapping[int, Report]) -> str:
+        """Where the stacks are to be found."""
+        sections = []
+        for rank in range(len(self._actors)):
+            report = reports.get(rank)
+            text = f"{describe_state(report)}\n{report.stacks}" if report else "no answer"
+            sections.append(f"=== {failures.name_rank(self._places, rank)} ===\n{text}\n")
+        text = "\n".join(sections)
+        if self._stacks_path is not None:
             try:
-                path.write_text(text)
-                return str(path)
+                self._stacks_path.write_text(text)
+                return str(self._stacks_path)
             except OSError as error:
-                logger.error("%s: %s", path, error)
+                logger.error("%s: %s", self._stacks_path, error)
         logger.error("stacks of the ranks:\n%s", text)
         return "in the log"
 
