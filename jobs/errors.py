@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
@@ -38,8 +40,10 @@ class NoCapacity(InfrastructureError):
 class GangLost(InfrastructureError):
     """A rank or its node died, or the gang hangs: a fresh gang may get further."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, places: Sequence[Any]) -> None:
         super().__init__(message)
+        self.places = places
+        """Where its ranks ran (``jobs.gang.member.Place``)."""
         self.seen_s = time.monotonic()
         """When it was found out."""
 

@@ -203,6 +203,8 @@ class Settings:
     wandb: WandbSettings = field(default_factory=WandbSettings)
     run_dir: str | None = None
     """Where the results go; null: ~/cmkernel_runs/<time or submission id>."""
+    resume: str | None = None
+    """Run directory of a stopped job to continue: its config holds, its finished cases are skipped."""
 
 
 def register() -> None:

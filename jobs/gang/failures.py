@@ -51,14 +51,15 @@ def death_error(
         message += f" [what it printed: {place.host}:{place.stderr_path}]"
     if dead:
         message += f"; dead, too: {name_ranks(places, dead)}"
-    return GangLost(message + _silent(places, silent))
+    return GangLost(message + _silent(places, silent), places)
 
 
 def hang_error(
     places: Sequence[Place], reports: Mapping[int, Report], limit_s: float, doing: str, stacks: str
 ) -> JobError:
     """Of a gang that got nowhere for ``limit_s``; ranks without a report are unresponsive."""
-    return GangLost(f"no progress for {limit_s:g} s while {doing}{_found(places, reports)}; stacks: {stacks}")
+    message = f"no progress for {limit_s:g} s while {doing}{_found(places, reports)}; stacks: {stacks}"
+    return GangLost(message, places)
 
 
 def timeout_error(
@@ -84,9 +85,10 @@ def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int]
     else:
         what, tail = _one_line(str(answer.error).strip().splitlines()[-1]), str(answer.error)
     message = f"{name_rank(places, answer.key)} failed while {doing}: {what}{_cure(what)}{_silent(places, silent)}"
-    # A peer is gone, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
-    kind = GangLost if silent else RankFailed
-    return kind(f"{message}\n{tail}")
+    if silent:
+        # A peer is gone, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
+        return GangLost(f"{message}\n{tail}", places)
+    return RankFailed(f"{message}\n{tail}")
 
 
 def final_error(failure: Failure) -> JobError | None:

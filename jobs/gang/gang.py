@@ -17,6 +17,7 @@ import ray
 from jobs.errors import JobError
 from jobs.gang import failures
 from jobs.gang.answers import Answer, Answers
+from jobs.gang.capacity import await_capacity
 from jobs.gang.cluster import Cluster
 from jobs.gang.failures import RankFailed
 from jobs.gang.member import NOWHERE, Failure, Member, Place, Report, Setup
@@ -48,7 +49,8 @@ class Gang:
         self._stall_timeout_s = stall_timeout_s
         self._stacks_path = stacks_path
         self._actors: list[Any] = []
-        self._places: list[Place] = []
+        self.places: list[Place] = []
+        """Where the ranks run, as far as they have answered."""
         self._closed = False
         self.members: tuple[Member, ...] = ()
 
@@ -73,12 +75,15 @@ class Gang:
 
         Raises:
           UsageError: ``num_ranks`` and ``cluster.gpus_per_host`` don't fit.
-          InfrastructureError: no capacity, a rank died or didn't get ready in time, two ranks have one GPU, or a host
-            gives its peers a loopback address.
+          NoCapacity: the cluster lacks the resources, or others have them, for longer than ``placement_timeout_s``.
+          GangLost: a rank died.
+          InfrastructureError: a rank didn't get ready in time, two ranks have one GPU, or a host gives its peers a
+            loopback address.
           RankFailed: the session could not be built.
         """
-        shape = plan(cluster.nodes, settings, num_ranks)
-        placement = Placement.reserve(cluster.nodes, shape, timeout_s=settings.placement_timeout_s)
+        limit_s = settings.placement_timeout_s
+        shape = await_capacity(cluster, limit_s, lambda nodes: plan(nodes, settings, num_ranks))
+        placement = Placement.reserve(cluster.nodes, shape, timeout_s=limit_s)
         gang = cls(placement, settings.stall_timeout_s or math.inf, stacks_path)
         try:
             gang._start_actors(settings)
@@ -142,16 +147,16 @@ class Gang:
             for strategy in self._placement.strategies()
         ]
         self._actors = actors
-        self._places = [NOWHERE] * len(actors)
+        self.places = [NOWHERE] * len(actors)
         refs = {index: actor.place.remote() for index, actor in enumerate(actors)}
         places: list[Place] = self._gather(Answers(refs), settings.setup_timeout_s, "starting")
         # Only now is known where each actor is: neighbours in the ring shall be neighbours in the machine.
         order = sorted(range(len(actors)), key=lambda index: ring_order(places[index]))
-        self._actors, self._places = [actors[i] for i in order], [places[i] for i in order]
+        self._actors, self.places = [actors[i] for i in order], [places[i] for i in order]
 
     def _set_up(self, settings: ClusterSettings, session: str) -> None:
         if not self._placement.shape.on_gpus:
-            refuse_loopback(self._places)
+            refuse_loopback(self.places)
         doing, timeout_s = "setting up jax.distributed", settings.setup_timeout_s
         (coordinator,) = self._gather(Answers({0: self._actors[0].coordinator_address.remote()}), timeout_s, doing)
         setup = Setup(
@@ -177,10 +182,10 @@ class Gang:
                 late = time.monotonic() >= deadline
                 reports = self._reports()
                 if watchdog and watchdog.is_stuck(reports):
-                    raise failures.hang_error(self._places, reports, watchdog.limit_s, doing, self._save(reports))
+                    raise failures.hang_error(self.places, reports, watchdog.limit_s, doing, self._save(reports))
                 if late:
                     stacks = self._save(reports)
-                    raise failures.timeout_error(self._places, answers.unfinished, reports, timeout_s, doing, stacks)
+                    raise failures.timeout_error(self.places, answers.unfinished, reports, timeout_s, doing, stacks)
                 continue
             if answer.error is not None or isinstance(answer.value, Failure):
                 raise self._cause(answer, answers, doing)
@@ -196,12 +201,12 @@ class Gang:
         while answer is not None:
             if failures.is_death(answer):
                 dead, silent = self._survey(set(range(len(self._actors))) - {answer.key})
-                return failures.death_error(self._places, answer, dead, silent, doing)
+                return failures.death_error(self.places, answer, dead, silent, doing)
             if isinstance(answer.value, Failure) and (final := failures.final_error(answer.value)):
                 return final
             answer = answers.next(deadline)
         _, silent = self._survey(answers.unfinished)
-        return failures.session_error(self._places, first, silent, doing)
+        return failures.session_error(self.places, first, silent, doing)
 
     def _survey(self, ranks: set[int]) -> tuple[list[int], list[int]]:
         """Which of ``ranks`` are dead, and which don't answer."""
@@ -227,7 +232,7 @@ class Gang:
         for rank in range(len(self._actors)):
             report = reports.get(rank)
             text = f"{describe_state(report)}\n{report.stacks}" if report else "no answer"
-            sections.append(f"=== {failures.name_rank(self._places, rank)} ===\n{text}\n")
+            sections.append(f"=== {failures.name_rank(self.places, rank)} ===\n{text}\n")
         text = "\n".join(sections)
         if self._stacks_path is not None:
             try:

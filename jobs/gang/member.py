@@ -20,6 +20,10 @@ class Place:
     """What the host's own name resolves to there; ``None``: nothing."""
     stderr_path: str
     """File on that host with what the process prints."""
+    gpu_uuid: str | None = None
+    """``None`` for a CPU rank."""
+    gpu_used_bytes: int = 0
+    """Memory of the GPU that was taken before this rank began."""
 
 
 NOWHERE = Place(node_id="", host="", ip="", pid=0, gpu_ids=(), resolved_ip=None, stderr_path="")

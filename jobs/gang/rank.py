@@ -39,14 +39,18 @@ class Rank:
         """Where this actor runs."""
         context = ray.get_runtime_context()
         host = socket.gethostname()
+        gpu_ids = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", ()))
+        gpu_uuid, gpu_used_bytes = _gpu_memory() if gpu_ids else (None, 0)
         return Place(
             node_id=context.get_node_id(),
             host=host,
             ip=ray.util.get_node_ip_address(),
             pid=os.getpid(),
-            gpu_ids=tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", ())),
+            gpu_ids=gpu_ids,
             resolved_ip=_resolve(host),
             stderr_path=_path_of(sys.stderr.fileno()),
+            gpu_uuid=gpu_uuid,
+            gpu_used_bytes=gpu_used_bytes,
         )
 
     def coordinator_address(self) -> str:
@@ -150,6 +154,15 @@ def _set_environment(setup: Setup, *, on_gpu: bool) -> None:
     # gRPC would look for the coordinator behind the proxy.
     ip = setup.coordinator.rpartition(":")[0].strip("[]")
     os.environ["no_proxy"] = ",".join(filter(None, [os.environ.get("no_proxy"), ip]))
+
+
+def _gpu_memory() -> tuple[str, int]:
+    import pynvml
+
+    from jobs.measure.telemetry import visible_gpu
+
+    handle = visible_gpu()
+    return pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).used
 
 
 def _gpu() -> tuple[str, int, str]:

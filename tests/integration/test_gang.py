@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import GangLost, InfrastructureError, JobStopped, UsageError
-from jobs.gang.cluster import connect, default_num_ranks
+from jobs.gang.capacity import default_num_ranks
+from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang, RankFailed
 from jobs.gang.signals import stop_on_signals
 from jobs.gang.versions import check_versions
