@@ -137,7 +137,7 @@ class Attempts:
         self._about["earlier_attempts"][-1]["restart_s"] = round(took_s, 1)
         self._run_dir.write_environment(self._about)
         text = f"Attempt {self._about['attempt']} begins {took_s:.1f} s after the loss was found out"
-        logger.warning("%s", text)
+        logger.info("%s", text)
         progress.print(f"# {text}")
 
     def _retire(self, *, ended: str) -> None:
