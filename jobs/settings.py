@@ -136,7 +136,7 @@ class ClusterSettings:
     max_restarts: int = 2
     """How often a fresh gang takes over from one that was lost: a rank or a node died, or it hangs. 0: never."""
     heartbeat_timeout_s: int = 10
-    """jax.distributed declares a silent rank dead after this time."""
+    """The driver and jax.distributed give a rank up that has been silent for this time: frozen, or cut off."""
     gpu_memory_fraction: float = 0.1
     """Share of GPU memory that XLA's arena takes; each executable with symmetric memory maps the whole arena."""
 

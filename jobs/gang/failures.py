@@ -62,6 +62,19 @@ def hang_error(
     return GangLost(message, places)
 
 
+def silence_error(
+    places: Sequence[Place],
+    silent: Sequence[int],
+    reports: Mapping[int, Report],
+    limit_s: float,
+    doing: str,
+    stacks: str,
+) -> JobError:
+    """Of ranks that are frozen or cut off; Ray takes a minute to declare them dead."""
+    message = f"no sign of life for {limit_s:g} s from {name_ranks(places, silent)} while {doing}"
+    return GangLost(f"{message}{_states(reports)}; stacks: {stacks}", places)
+
+
 def timeout_error(
     places: Sequence[Place],
     unfinished: Iterable[int],
@@ -115,8 +128,11 @@ def _cure(what: str) -> str:
 
 def _found(places: Sequence[Place], reports: Mapping[int, Report]) -> str:
     """Who doesn't answer, and where the others are."""
-    where = f"; {describe_states(reports)}" if reports else ""
-    return _silent(places, set(range(len(places))) - set(reports)) + where
+    return _silent(places, set(range(len(places))) - set(reports)) + _states(reports)
+
+
+def _states(reports: Mapping[int, Report]) -> str:
+    return f"; {describe_states(reports)}" if reports else ""
 
 
 def _silent(places: Sequence[Place], ranks: Collection[int]) -> str:

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ from jobs.gang.answers import Answer, Answers
 from jobs.gang.capacity import await_capacity
 from jobs.gang.cluster import Cluster
 from jobs.gang.failures import RankFailed
+from jobs.gang.heartbeats import Heartbeats
 from jobs.gang.member import NOWHERE, Failure, Member, Place, Report, Setup
 from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, ring_order
 from jobs.gang.placement import Placement
@@ -51,6 +52,7 @@ class Gang:
         self._actors: list[Any] = []
         self.places: list[Place] = []
         """Where the ranks run, as far as they have answered."""
+        self._heartbeats: Heartbeats | None = None
         self._closed = False
         self.members: tuple[Member, ...] = ()
 
@@ -171,28 +173,44 @@ class Gang:
         refs = {r: actor.setup.remote(dataclasses.replace(setup, rank=r)) for r, actor in enumerate(self._actors)}
         self.members = tuple(self._gather(Answers(refs), timeout_s, doing))
         refuse_shared_gpus(self.members)
+        self._heartbeats = Heartbeats(self._actors, settings.heartbeat_timeout_s)
 
     def _gather(self, answers: Answers, timeout_s: float, doing: str, watchdog: Watchdog | None = None) -> list[Any]:
         """Values by rank, or the error that explains the first one that is missing."""
         deadline = time.monotonic() + timeout_s
         values: dict[int, Any] = {}
         while answers.unfinished:
-            answer = answers.next(min(deadline, watchdog.due_s) if watchdog else deadline)
+            answer = answers.next(min([deadline, *self._checks(answers, watchdog, doing)]))
             if answer is None:
-                late = time.monotonic() >= deadline
+                if time.monotonic() < deadline:
+                    continue
                 reports = self._reports()
-                if watchdog and watchdog.is_stuck(reports):
-                    raise failures.hang_error(self.places, reports, watchdog.limit_s, doing, self._save(reports))
-                if late:
-                    stacks = self._save(reports)
-                    raise failures.timeout_error(self.places, answers.unfinished, reports, timeout_s, doing, stacks)
-                continue
+                stacks = self._save(reports)
+                raise failures.timeout_error(self.places, answers.unfinished, reports, timeout_s, doing, stacks)
             if answer.error is not None or isinstance(answer.value, Failure):
                 raise self._cause(answer, answers, doing)
             values[answer.key] = answer.value
             if watchdog:
                 watchdog.answered()
         return [values[rank] for rank in sorted(values)]
+
+    def _checks(self, answers: Answers, watchdog: Watchdog | None, doing: str) -> list[float]:
+        """Raise where a rank is gone or all are stuck; when to check again (``time.monotonic()``)."""
+        due_s = []
+        if self._heartbeats:
+            death, silent = self._heartbeats.check()
+            if death:
+                raise self._cause(death, answers, doing)
+            if silent:
+                reports = self._reports(set(range(len(self._actors))) - set(silent))
+                limit_s, stacks = self._heartbeats.limit_s, self._save(reports)
+                raise failures.silence_error(self.places, silent, reports, limit_s, doing, stacks)
+            due_s.append(self._heartbeats.due_s)
+        if watchdog:
+            if time.monotonic() >= watchdog.due_s and watchdog.is_stuck(reports := self._reports()):
+                raise failures.hang_error(self.places, reports, watchdog.limit_s, doing, self._save(reports))
+            due_s.append(watchdog.due_s)
+        return due_s
 
     def _cause(self, first: Answer, answers: Answers, doing: str) -> JobError:
         """The error to report: a rank that died, rather than what its peers saw of that."""
@@ -217,9 +235,10 @@ class Gang:
                 dead.append(answer.key)
         return sorted(dead), sorted(answers.unfinished)
 
-    def _reports(self) -> dict[int, Report]:
-        """Of the ranks that give one."""
-        answers = Answers({rank: actor.report.remote() for rank, actor in enumerate(self._actors)})
+    def _reports(self, ranks: Iterable[int] | None = None) -> dict[int, Report]:
+        """Of those of ``ranks``, by default of all, that give one."""
+        asked = range(len(self._actors)) if ranks is None else ranks
+        answers = Answers({rank: self._actors[rank].report.remote() for rank in asked})
         reports, deadline = {}, time.monotonic() + REPORT_TIMEOUT_S
         while (answer := answers.next(deadline)) is not None:
             if answer.error is None:
