@@ -13,12 +13,8 @@ from jobs.settings import Settings
 # Where and for how long the job may run, and how W&B is reached; nothing that a row depends on.
 MAY_CHANGE = frozenset(
     {
-        "resume",
-        *(
-            f"cluster.{name}"
-            for name in ("mode", "address", "max_restarts", "connect_timeout_s", "placement_timeout_s")
-        ),
-        *(f"cluster.{name}_timeout_s" for name in ("setup", "step", "stall", "heartbeat")),
+        *(f"cluster.{name}" for name in ("mode", "address", "max_restarts")),
+        *(f"cluster.{name}_timeout_s" for name in ("connect", "placement", "setup", "step", "stall", "heartbeat")),
         *(f"wandb.{name}" for name in ("mode", "api_key_file", "init_timeout_s", "finish_timeout_s")),
     }
 )

@@ -40,6 +40,7 @@ class Host:
     """Namespace of the bridge."""
     temp_dir: Path
     env: Mapping[str, str]
+    raylet_env: Mapping[str, str]
     num_cpus: int
     head_ip: str
     with_dashboard: bool
@@ -80,7 +81,7 @@ class Host:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=dict(self.env),
+                env=dict(self.raylet_env),
                 start_new_session=True,
             )
 
@@ -124,12 +125,22 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(num_hosts: int, *, num_cpus: int, start: int | None = None, with_dashboard: bool = False) -> Iterator[Hosts]:
-    """Hosts ``h1`` to ``h<num_hosts>`` with ``num_cpus`` CPUs each; raylets on the first ``start``, or on all."""
+def hosts(
+    num_hosts: int,
+    *,
+    num_cpus: int,
+    start: int | None = None,
+    with_dashboard: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Hosts]:
+    """Hosts ``h1`` to ``h<num_hosts>`` with ``num_cpus`` CPUs each; raylets on the first ``start``, or on all.
+
+    ``env`` is added to the environment of the raylets, and so to that of the ranks.
+    """
     tag = f"ck{os.getpid():x}{time.monotonic_ns() % 0xFFFF:x}"
     # Short: sockets lie below it, and their paths may have 107 bytes.
     temp_dir = Path(tempfile.mkdtemp(prefix="rh", dir="/tmp"))
-    env = {**inherited_environment(), **write_token(temp_dir)}
+    known = {**inherited_environment(), **write_token(temp_dir)}
     made = [
         Host(
             name=f"h{number}",
@@ -137,7 +148,8 @@ def hosts(num_hosts: int, *, num_cpus: int, start: int | None = None, with_dashb
             namespace=f"{tag}-h{number}",
             switch=f"{tag}-switch",
             temp_dir=temp_dir,
-            env=env,
+            env=known,
+            raylet_env={**known, **(env or {})},
             num_cpus=num_cpus,
             head_ip=f"{_SUBNET}.1",
             with_dashboard=with_dashboard,
@@ -151,7 +163,7 @@ def hosts(num_hosts: int, *, num_cpus: int, start: int | None = None, with_dashb
             if host is made[0]:
                 _await(host, GCS_PORT)
         head = made[0].ip
-        yield Hosts(made, f"{head}:{GCS_PORT}", f"http://{head}:{DASHBOARD_PORT}", env, temp_dir)
+        yield Hosts(made, f"{head}:{GCS_PORT}", f"http://{head}:{DASHBOARD_PORT}", known, temp_dir)
     finally:
         # The head last: the others would wait for it.
         for host in reversed(made):
