@@ -207,7 +207,8 @@ class Gang:
                 raise failures.silence_error(self.places, silent, reports, limit_s, doing, stacks)
             due_s.append(self._heartbeats.due_s)
         if watchdog:
-            if time.monotonic() >= watchdog.due_s and watchdog.is_stuck(reports := self._reports()):
+            asked_s = time.monotonic()
+            if asked_s >= watchdog.due_s and watchdog.is_stuck(reports := self._reports(), asked_s):
                 raise failures.hang_error(self.places, reports, watchdog.limit_s, doing, self._save(reports))
             due_s.append(watchdog.due_s)
         return due_s

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from jobs.gang.member import Report
 
+# A rank's last beat comes a moment after the step's beginning, which is all that the driver knows at first.
+_SLACK_S = 0.5
+
 
 class Watchdog:
     """Told of answers and shown reports, it knows when to look again, and what counts as stuck.
@@ -25,19 +28,22 @@ class Watchdog:
     @property
     def due_s(self) -> float:
         """When to look (``time.monotonic()``)."""
-        return self._progress_s + self.limit_s
+        return self._progress_s + self.limit_s + _SLACK_S
 
     def answered(self) -> None:
         """A rank has finished its step."""
         self._progress_s = time.monotonic()
 
-    def is_stuck(self, reports: Mapping[int, Report]) -> bool:
-        """Whether nobody has got anywhere for ``limit_s``; XLA's compiler gets somewhere as long as it runs."""
-        now_s = time.monotonic()
+    def is_stuck(self, reports: Mapping[int, Report], asked_s: float) -> bool:
+        """Whether nobody had got anywhere for ``limit_s`` when the reports were asked for, at ``asked_s``.
+
+        XLA's compiler gets somewhere as long as it runs.
+        """
         idle_s = min((0.0 if report.is_compiling else report.idle_s for report in reports.values()), default=None)
         if idle_s is not None:
-            self._progress_s = max(self._progress_s, now_s - idle_s)
-        return now_s >= self.due_s
+            # From then on, not from now: another rank's silence may have taken seconds meanwhile.
+            self._progress_s = max(self._progress_s, asked_s - idle_s)
+        return asked_s >= self._progress_s + self.limit_s
 
 
 def describe_states(reports: Mapping[int, Report]) -> str:

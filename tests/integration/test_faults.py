@@ -222,6 +222,8 @@ def stuck(rank, peer):
 def test_stuck_and_frozen_ranks(cluster, tmp_path):
     # Bursts, in which nothing is compiled, of a second or so: long enough to be met.
     options = [f"cluster.stall_timeout_s={STALL_TIMEOUT_S:g}", "timing.iterations=800"]
+    # Or jax.distributed would be as fast as the watchdog to end the peer of a frozen rank.
+    options += ["cluster.heartbeat_timeout_s=30"]
     job = Job(cluster, tmp_path / "run", *MANY, *options)
     members = job.await_attempt(1)
     job.await_log("m_shard=40 k=256 n_shard=256 bfloat16 D=2: burst 1/2")

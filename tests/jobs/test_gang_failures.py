@@ -90,19 +90,17 @@ def test_states_of_many_ranks_stay_short():
 @pytest.mark.parametrize(
     ("reports", "stuck", "due_s"),
     [
-        ({0: report(idle_s=31.0), 1: report(idle_s=40.0)}, True, 1030),
-        ({0: report(idle_s=31.0), 1: report(idle_s=29.0)}, False, 1031),
-        ({0: report(idle_s=500.0), 1: report(idle_s=500.0, is_compiling=True)}, False, 1060),
-        ({}, True, 1030),
+        ({0: report(idle_s=31.0), 1: report(idle_s=40.0)}, True, 1030.5),
+        ({0: report(idle_s=31.0), 1: report(idle_s=29.0)}, False, 1031.5),
+        ({0: report(idle_s=500.0), 1: report(idle_s=500.0, is_compiling=True)}, False, 1060.5),
+        ({}, True, 1030.5),
     ],
 )
 def test_stuck_is_who_got_nowhere(reports, stuck, due_s, monkeypatch):
-    now_s = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0)
     watchdog = Watchdog(30.0)
-    assert watchdog.due_s == 1030
-    now_s = 1030.0
-    assert watchdog.is_stuck(reports) is stuck
+    assert watchdog.due_s == 1030.5
+    assert watchdog.is_stuck(reports, 1030.0) is stuck
     assert watchdog.due_s == due_s, "when the rank that got furthest would have been idle for the limit"
 
 
