@@ -14,6 +14,10 @@ from jobs.gang.member import Failure, Place, Report
 from jobs.gang.watchdog import describe_states
 
 _MAX_NAMED = 8
+# What jax raises where gloo or NCCL can't reach a peer, or waits for it in vain.
+_LOST_PEER = re.compile(
+    r"JaxRuntimeError: .*(Connection (closed|reset) by peer|Timed out waiting \d+ms for|remote process exited)"
+)
 
 
 class RankFailed(JobError):
@@ -89,7 +93,7 @@ def timeout_error(
 
 
 def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int], doing: str) -> JobError:
-    """Of an exception that a rank's code raised."""
+    """Of an exception that a rank's code raised; ``silent`` ranks are dead or don't answer."""
     if isinstance(answer.value, Failure):
         failure = answer.value
         if final := final_error(failure):
@@ -98,8 +102,8 @@ def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int]
     else:
         what, tail = _one_line(str(answer.error).strip().splitlines()[-1]), str(answer.error)
     message = f"{name_rank(places, answer.key)} failed while {doing}: {what}{_cure(what)}{_silent(places, silent)}"
-    if silent:
-        # A peer is gone, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
+    if silent or _LOST_PEER.search(what):
+        # A peer is gone or stuck, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
         return GangLost(f"{message}\n{tail}", places)
     return RankFailed(f"{message}\n{tail}")
 

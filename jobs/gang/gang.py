@@ -224,8 +224,8 @@ class Gang:
             if isinstance(answer.value, Failure) and (final := failures.final_error(answer.value)):
                 return final
             answer = answers.next(deadline)
-        _, silent = self._survey(answers.unfinished)
-        return failures.session_error(self.places, first, silent, doing)
+        dead, silent = self._survey(set(range(len(self._actors))) - {first.key})
+        return failures.session_error(self.places, first, sorted(dead + silent), doing)
 
     def _survey(self, ranks: set[int]) -> tuple[list[int], list[int]]:
         """Which of ``ranks`` are dead, and which don't answer."""

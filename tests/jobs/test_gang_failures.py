@@ -135,6 +135,23 @@ def test_exception_beside_a_silent_rank_is_its_echo():
     assert "unresponsive: rank 2 on host2 (pid 13)" in str(error)
 
 
+class JaxRuntimeError(RuntimeError):
+    """By its name, as jax's own."""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("INTERNAL: Gloo all-gather failed: [pair.cc:547] Connection closed by peer [10.77.0.2]:4711", GangLost),
+        ("INTERNAL: Gloo collective permute failed: Timed out waiting 30000ms for recv operation", GangLost),
+        ("NCCL operation failed: remote process exited or there was a network error", GangLost),
+        ("RESOURCE_EXHAUSTED: Out of memory", RankFailed),
+    ],
+)
+def test_a_peer_that_can_not_be_reached_is_lost(text, kind):
+    assert type(session_error(PLACES, raising(JaxRuntimeError(text)), [], "timing")) is kind
+
+
 def test_ranks_are_ordered_by_host_and_gpu():
     places = [place("host10", gpu="0"), place("host9", gpu="10"), place("host10", gpu="1"), place("host9", gpu="9")]
     assert [(p.host, *p.gpu_ids) for p in sorted(places, key=ring_order)] == [
