@@ -110,8 +110,7 @@ def header_lines(
     modelled = any(expected is not None for _, expected in cases)
     lines = [
         f"# Ring all-gather matmul: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}",
-        "# Devices",
-        *(_member_line(member) for member in members),
+        *device_lines(members),
         f"# Versions : {', '.join(named)}",
         f"# Links    : {links or _NONE}",
         f"# Cases    : {len(cases)}"
@@ -123,6 +122,11 @@ def header_lines(
     ]
     lines += [f"#   {case}{_expected(expected) if expected else ''}" for case, expected in cases]
     return lines
+
+
+def device_lines(members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where the ranks are; ``members`` as in ``header_lines``."""
+    return ["# Devices", *(_member_line(member) for member in members)]
 
 
 def column_lines() -> list[str]:
