@@ -35,10 +35,17 @@ class Benchmark:
     """Drives the ranks of ``gang`` through cases, one step on all ranks at a time."""
 
     def __init__(
-        self, gang: Gang, settings: Settings, *, report: Callable[[str], None], announce: Callable[[str], None]
+        self,
+        gang: Gang,
+        settings: Settings,
+        attempt: int,
+        *,
+        report: Callable[[str], None],
+        announce: Callable[[str], None],
     ) -> None:
         self._gang = gang
         self._settings = settings
+        self._attempt = attempt
         self._report = report
         self._announce = announce
         self._device_kind = gang.members[0].device_kind
@@ -54,7 +61,8 @@ class Benchmark:
 
         Raises:
           UsageError: what the config asks for can't run on this case.
-          InfrastructureError: a rank died, hangs, or chose differently from the others.
+          GangLost: a rank died, or the gang hangs.
+          InfrastructureError: a rank is too slow, or chose differently from the others.
         """
         timing = self._settings.timing
         self._report(f"{case}: inputs")
@@ -94,6 +102,7 @@ class Benchmark:
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                    attempt=self._attempt,
                     **_spreads(samples.get(name, {})),
                 )
             )

@@ -132,8 +132,13 @@ class ClusterSettings:
     """Limit for starting the actors, and for jax.distributed to connect them."""
     step_timeout_s: float = 600.0
     """Limit for one step of a case (inputs, one check, one burst of timing), compilation included."""
+    stall_timeout_s: float | None = 300.0
+    """A step in which no rank finishes a call or a compilation for this long hangs: the gang is killed.
+    While XLA compiles, only ``step_timeout_s`` counts. null: no such limit."""
+    max_restarts: int = 2
+    """How often a fresh gang takes over from one that was lost: a rank or a node died, or it hangs. 0: never."""
     heartbeat_timeout_s: int = 10
-    """jax.distributed declares a silent rank dead after this time."""
+    """The driver and jax.distributed give a rank up that has been silent for this time: frozen, or cut off."""
     link_gbps: float | None = None
     """GB/s from a rank to another one of its host, in one direction; null: what ``cmkernel.cost`` knows of the device,
     else 10. By this and the next two ``auto`` chooses between the flat and the two-level ring."""
@@ -210,6 +215,8 @@ class Settings:
     wandb: WandbSettings = field(default_factory=WandbSettings)
     run_dir: str | None = None
     """Where the results go; null: ~/cmkernel_runs/<time or submission id>."""
+    resume: str | None = None
+    """Run directory of a stopped job to continue: its config holds, its finished cases are skipped."""
 
 
 def register() -> None:
@@ -263,6 +270,7 @@ _POSITIVE = {
         "placement_timeout_s",
         "setup_timeout_s",
         "step_timeout_s",
+        "stall_timeout_s",
         "heartbeat_timeout_s",
         "link_gbps",
         "nic_gbps",
@@ -290,6 +298,8 @@ def _validate(settings: Settings) -> None:
                 raise UsageError(f"{group}.{name}={value} must be greater than 0")
     if settings.timing.warmup < 1:
         raise UsageError(f"timing.warmup={settings.timing.warmup} must be at least 1: the first call compiles")
+    if settings.cluster.max_restarts < 0:
+        raise UsageError(f"cluster.max_restarts={settings.cluster.max_restarts} must be at least 0")
     if not 0 < settings.cluster.gpu_memory_fraction <= 1:
         raise UsageError(f"cluster.gpu_memory_fraction={settings.cluster.gpu_memory_fraction} must be in (0, 1]")
     for name in settings.timing.baselines:

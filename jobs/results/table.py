@@ -111,8 +111,7 @@ def header_lines(
     modelled = any(expected is not None for _, expected in cases)
     lines = [
         f"# Ring all-gather matmul: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}",
-        "# Devices",
-        *(_member_line(member) for member in members),
+        *device_lines(members),
         f"# Versions : {', '.join(named)}",
         f"# Links    : {links or _NONE}",
         f"# Cases    : {len(cases)}"
@@ -124,6 +123,11 @@ def header_lines(
     ]
     lines += [f"#   {case}{_expected(expected) if expected else ''}" for case, expected in cases]
     return lines
+
+
+def device_lines(members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where the ranks are; ``members`` as in ``header_lines``."""
+    return ["# Devices", *(_member_line(member) for member in members)]
 
 
 def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[str]:

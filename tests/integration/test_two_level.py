@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -13,27 +12,12 @@ from tests.integration.hosts import hosts
 pytestmark = pytest.mark.slow
 
 SMALL = (*(override for override in QUICK if "num_ranks" not in override), "problem.m_shard=32")
-AWAIT_CPUS = """
-import sys, time
-import ray
-
-ray.init(address=sys.argv[1], log_to_driver=False)
-while ray.cluster_resources().get("CPU") != 4:
-    time.sleep(0.2)
-"""
 
 
 @pytest.fixture(scope="module")
 def cluster():
     with hosts(2, num_cpus=2, with_dashboard=True) as cluster:
         cluster.await_job_server()
-        # The second host may still be joining.
-        subprocess.run(
-            cluster.hosts[0].command(sys.executable, "-c", AWAIT_CPUS, cluster.address),
-            env=environment(**cluster.env),
-            check=True,
-            timeout=90,
-        )
         yield cluster
 
 
