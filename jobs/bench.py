@@ -2,101 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from typing import TYPE_CHECKING
 
-from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_USAGE, JobStopped
-from jobs.gang.signals import stop_on_signals
-from jobs.results.outcome import Outcome
+from jobs import entry
 
-# Ray, jax, W&B and Hydra take seconds to import: later, when a signal already ends in a RESULT line.
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-
-def main() -> int:
-    """Run the job, or each point of a multirun; the exit code, the worst one of a multirun.
-
-    The last line of standard output is the RESULT line. A multirun prints one for each point, and last one for all.
-    """
-    logging.basicConfig(level=logging.INFO, handlers=[_stderr_handler()])
-    outcomes: list[Outcome] = []
-    ended = Outcome()
-    with ended.recording(), stop_on_signals():
-        _run_hydra(outcomes, ended)
-    if not outcomes and ended.status == "ok":
-        return EXIT_OK  # --help, --cfg and the like
-    if len(outcomes) > 1:
-        worst = max(outcomes, key=lambda outcome: outcome.exit_code)
-        ended.status, ended.exit_code, ended.error = worst.status, worst.exit_code, worst.error
-        ended.rows = [row for outcome in outcomes for row in outcome.rows]
-        _print(ended.line(run_dirs=[str(outcome.run_dir) for outcome in outcomes if outcome.run_dir]))
-    elif not outcomes:
-        _print(ended.line())
-    return max(outcome.exit_code for outcome in [ended, *outcomes])
+    from jobs.results.outcome import Outcome
 
 
-def _run_hydra(outcomes: list[Outcome], ended: Outcome) -> None:
-    """Compose the config and run the job, or one for each point; a config that can't be composed ends the whole."""
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+def bench(config: DictConfig) -> Outcome:
+    """One job of this kind."""
+    from jobs.run import run
 
-    from jobs.measure.plan import config_dir
-    from jobs.settings import register
-
-    register()
-
-    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
-    def task(config: DictConfig) -> None:
-        from jobs.run import run
-
-        if outcomes and outcomes[-1].status == JobStopped.status:
-            return
-        outcomes.append(run(config))
-        _print(outcomes[-1].line())
-
-    # Or Hydra prints the error and exits with 1, where this project's code is 2.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        task()
-    except (HydraException, OmegaConfBaseException) as error:
-        ended.end("usage_error", EXIT_USAGE, _told(error))
-    except SystemExit as error:
-        # argparse, which has printed what is wrong.
-        if error.code:
-            ended.end("usage_error", EXIT_USAGE, "the command line can't be parsed")
-
-
-def _told(error: BaseException) -> str:
-    """What Hydra says in one line: the option first, then the reason, which it keeps in the exception's cause."""
-    causes = [error, *([error.__cause__] if error.__cause__ else [])]
-    lines = [line.strip() for cause in causes for line in str(cause).splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(lines))
-
-
-def _print(line: str) -> None:
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        # Nobody reads any more (`| head`): the exit code still tells.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-
-
-def _stderr_handler() -> logging.Handler:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    return handler
+    return run(config)
 
 
 if __name__ == "__main__":
-    code = main()
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        code = code or EXIT_INFRASTRUCTURE
-    # Threads of Ray or W&B that outlive their close must not hold the job, or change its exit code.
-    os._exit(code)
+    entry.leave(entry.main(bench))

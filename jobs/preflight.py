@@ -14,7 +14,7 @@ from jobs.settings import Fault, Implementation, Settings, kernel_config
 # Ray's names of the accelerators with compute capability 9.0.
 HOPPER = ("H100", "H200", "H20", "H800", "GH200")
 _HOPPER_ONLY = ("mosaic_gpu", "mosaic_gpu_simple", "jax_ring")
-_GPUS_ONLY = (*_HOPPER_ONLY, "local_cublas", "torch_fused")
+_GPUS_ONLY = (*_HOPPER_ONLY, "local_cublas", "xla_cublas", "torch_fused")
 
 
 def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Cluster) -> None:

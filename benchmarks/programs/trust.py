@@ -20,6 +20,7 @@ FORMS = {
     "communication CTAs": {"num_comm_ctas": 4},
     "in-tile": {"num_comm_ctas": 0},
     "polling warp": {"num_comm_ctas": 4, "wait_ahead": True, "num_chunks": 16},
+    "both ways, halves": {"num_comm_ctas": 4, "num_in_tile_chunks": 1, "split_last_wave": True},
 }
 ITEMS = {
     **{f"1000 calls, {form}": ("calls", {"form": form, "count": 1000}, {}) for form in FORMS},

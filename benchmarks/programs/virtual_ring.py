@@ -25,6 +25,7 @@ FORMS = {
     "in-tile": tiles(num_comm_ctas=0),
     "polling warp": tiles(num_comm_ctas=3, wait_ahead=True, num_chunks=6),
     "in-tile, polling warp": tiles(num_comm_ctas=0, wait_ahead=True, num_chunks=6),
+    "both ways, halves": tiles(tile_n=128, num_comm_ctas=1, num_in_tile_chunks=1, split_last_wave=True),
 }
 # Tiles over the edges of the shard, and more tiles than CTAs.
 M_SHARD, K, N_SHARD = 328, 832, 712

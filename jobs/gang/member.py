@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from jobs.health.domain import nvlink_domain
+from jobs.health.facts import GpuFacts
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -20,6 +23,15 @@ class Place:
     """What the host's own name resolves to there; ``None``: nothing."""
     stderr_path: str
     """File on that host with what the process prints."""
+    boot_id: str = ""
+    """Of the machine; containers and several raylets on it share it."""
+    gpu: GpuFacts | None = None
+    """What NVML says of the actor's GPU before jax uses it; ``None`` for a CPU rank."""
+
+    @property
+    def nvlink_domain(self) -> str:
+        """Ranks with the same one reach each other's memory over NVLink."""
+        return nvlink_domain(host=self.host, boot_id=self.boot_id, gpu=self.gpu)
 
 
 NOWHERE = Place(node_id="", host="", ip="", pid=0, gpu_ids=(), resolved_ip=None, stderr_path="")
@@ -61,9 +73,27 @@ class Member:
     versions: dict[str, str]
     """Of Python, jax, jaxlib, ray and numpy; on GPUs also of NCCL, as the loaded library says."""
     stderr_path: str
+    nvlink_domain: str = ""
+    """Ranks with the same one reach each other's memory over NVLink."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a rank says about itself while a step runs, or is stuck."""
+
+    idle_s: float
+    """Seconds since it last got anywhere."""
+    is_compiling: bool
+    step: str | None
+    """``None``: between the driver's calls."""
+    iteration: int
+    """How often it got somewhere in this step."""
+    finished_case: str | None
+    stacks: str
+    """Of all threads that run more than Ray's own code."""
 
 
 @dataclasses.dataclass(frozen=True)

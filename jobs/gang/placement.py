@@ -9,7 +9,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from jobs.errors import InfrastructureError
+from jobs.errors import NoCapacity
 from jobs.gang.answers import Answers
 from jobs.gang.shape import Node, Shape, describe
 
@@ -28,7 +28,7 @@ class Placement:
         """Wait until the cluster has set the bundles of ``shape`` aside.
 
         Raises:
-          InfrastructureError: they weren't free within ``timeout_s`` seconds.
+          NoCapacity: they weren't free within ``timeout_s`` seconds.
         """
         placement = cls(placement_group(shape.bundles, strategy=shape.strategy), shape)
         try:
@@ -36,7 +36,7 @@ class Placement:
             if answer and not answer.error:
                 return placement
             why = f"Ray says: {answer.error}" if answer else f"not free within {timeout_s:g} s"
-            raise InfrastructureError(
+            raise NoCapacity(
                 f"cluster.num_ranks={shape.num_ranks} needs {shape}, {why}; free now: {_free(shape)}; "
                 f"the cluster has {describe(nodes)}"
             )

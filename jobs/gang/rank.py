@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +20,18 @@ from typing import Any
 import ray
 
 from jobs.errors import InfrastructureError, JobError
-from jobs.gang.member import Failure, Member, Place, Setup
+from jobs.gang.member import Failure, Member, Place, Report, Setup
+from jobs.health.facts import GpuFacts
+from jobs.health.gpu_findings import MAX_FOREIGN_BYTES
+from jobs.health.host import boot_id, resolve
+from jobs.measure.pulse import PULSE
 
 # Group of the methods that answer while another method of the actor is stuck.
 CONTROL = "control"
 _TRACEBACK_LINES = 12
+# A killed process gives its GPU memory back after a moment.
+_LEAVE_TIMEOUT_S = 10.0
+_LEAVE_INTERVAL_S = 0.2
 
 
 class Rank:
@@ -31,22 +39,14 @@ class Rank:
 
     def __init__(self) -> None:
         self._session: Any = None
+        self._place: Place | None = None
         # `kill -USR1 pid` writes the stacks to the rank's stderr, also where no Python code can run.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def place(self) -> Place:
-        """Where this actor runs."""
-        context = ray.get_runtime_context()
-        host = socket.gethostname()
-        return Place(
-            node_id=context.get_node_id(),
-            host=host,
-            ip=ray.util.get_node_ip_address(),
-            pid=os.getpid(),
-            gpu_ids=tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", ())),
-            resolved_ip=_resolve(host),
-            stderr_path=_path_of(sys.stderr.fileno()),
-        )
+        """Where this actor runs, and on what, as it was before the first call."""
+        self._place = self._place or self._look_around()
+        return self._place
 
     def coordinator_address(self) -> str:
         """``ip:port`` for jax.distributed, on this node and free a moment ago."""
@@ -63,7 +63,12 @@ class Rank:
 
     def call(self, method: str, *args: Any) -> Any:
         """Result of a method of the session, or the ``Failure`` that it raised."""
-        return _as_data(lambda: getattr(self._session, method)(*args))
+        named = [method, *(arg for arg in args if isinstance(arg, str))]
+        PULSE.begin(" ".join(named))
+        try:
+            return _as_data(lambda: getattr(self._session, method)(*args))
+        finally:
+            PULSE.begin(None)
 
     @ray.method(concurrency_group=CONTROL)
     def ping(self) -> bool:
@@ -71,27 +76,41 @@ class Rank:
         return True
 
     @ray.method(concurrency_group=CONTROL)
-    def stacks(self) -> str:
-        """Stacks of all threads that run more than Ray's own code."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        stacks = {
-            f"Thread {names.get(ident, ident)}:\n": traceback.extract_stack(frame)
-            for ident, frame in sys._current_frames().items()
-            if ident != threading.get_ident()
-        }
-        idle = (os.path.dirname(ray.__file__), threading.__file__)
-        return "\n".join(
-            title + "".join(stack.format())
-            for title, stack in stacks.items()
-            if not all(frame.filename.startswith(idle) for frame in stack)
+    def report(self) -> Report:
+        """How far this rank has got, and its stacks."""
+        return Report(
+            idle_s=PULSE.idle_s,
+            is_compiling=PULSE.is_compiling,
+            step=PULSE.step,
+            iteration=PULSE.iteration,
+            finished_case=PULSE.finished_case,
+            stacks=_stacks(),
+        )
+
+    def _look_around(self) -> Place:
+        context = ray.get_runtime_context()
+        host = socket.gethostname()
+        gpu_ids = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", ()))
+        return Place(
+            node_id=context.get_node_id(),
+            host=host,
+            ip=ray.util.get_node_ip_address(),
+            pid=os.getpid(),
+            gpu_ids=gpu_ids,
+            resolved_ip=resolve(host),
+            stderr_path=_path_of(sys.stderr.fileno()),
+            boot_id=boot_id(),
+            gpu=_gpu_facts() if gpu_ids else None,
         )
 
     def _setup(self, setup: Setup) -> Member:
         place = self.place()
         on_gpu = bool(place.gpu_ids)
         _set_environment(setup, on_gpu=on_gpu)
-        import jax  # after the environment, which it reads
+        import jax.monitoring  # after the environment, which it reads
 
+        jax.monitoring.register_scalar_listener(PULSE.compilation_begins)
+        jax.monitoring.register_event_duration_secs_listener(PULSE.compilation_ends)
         jax.distributed.initialize(
             setup.coordinator,
             setup.num_ranks,
@@ -125,6 +144,7 @@ class Rank:
             driver_version=driver_version,
             versions=_versions(on_gpu),
             stderr_path=place.stderr_path,
+            nvlink_domain=place.nvlink_domain,
         )
 
 
@@ -151,11 +171,26 @@ def _set_environment(setup: Setup, *, on_gpu: bool) -> None:
 def _gpu() -> tuple[str, int, str]:
     import pynvml
 
-    from jobs.measure.telemetry import visible_gpu
+    from jobs.health.nvml import visible_gpu
 
     handle = visible_gpu()
     uuid, index = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetIndex(handle)
     return uuid, index, pynvml.nvmlSystemGetDriverVersion()
+
+
+def _gpu_facts() -> GpuFacts | None:
+    """Of this rank's GPU, once the processes of an earlier gang have left it; ``None`` where NVML isn't there."""
+    import pynvml
+
+    from jobs.health.nvml import gpu_facts, used_bytes, visible_gpu
+
+    try:
+        handle, deadline = visible_gpu(), time.monotonic() + _LEAVE_TIMEOUT_S
+        while (used_bytes(handle) or 0) > MAX_FOREIGN_BYTES and time.monotonic() < deadline:
+            time.sleep(_LEAVE_INTERVAL_S)
+        return gpu_facts(handle)
+    except pynvml.NVMLError:
+        return None
 
 
 def _versions(on_gpu: bool) -> dict[str, str]:
@@ -167,6 +202,22 @@ def _versions(on_gpu: bool) -> dict[str, str]:
         version = nccl_version()
         versions["nccl"] = ".".join(map(str, version)) if version else "none"
     return versions
+
+
+def _stacks() -> str:
+    """Of all threads but this one that run more than Ray's own code."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = {
+        f"Thread {names.get(ident, ident)}:\n": traceback.extract_stack(frame)
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    }
+    idle = (os.path.dirname(ray.__file__), threading.__file__)
+    return "\n".join(
+        title + "".join(stack.format())
+        for title, stack in stacks.items()
+        if not all(frame.filename.startswith(idle) for frame in stack)
+    )
 
 
 def _as_data(function: Callable[..., Any], *args: Any) -> Any:
@@ -191,13 +242,6 @@ def _failure(error: Exception) -> Failure:
         origin=frame.tb_frame.f_globals.get("__name__", "") if frame else "",
         pickled=pickle.dumps(error) if isinstance(error, JobError) else None,
     )
-
-
-def _resolve(host: str) -> str | None:
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        return None
 
 
 def _path_of(descriptor: int) -> str:

@@ -19,12 +19,12 @@ from jobs.settings import LOCALS
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jobs.measure.layout import Layout
+
 BASELINE = "baseline"
-# As XLA compiles it: by Triton or by cuBLAS, whichever it finds faster. And by cuBLAS in any case.
-_LOCAL_OPTIONS: dict[str, dict[str, Any] | None] = {
-    "local": None,
-    "local_cublas": {"xla_gpu_enable_triton_gemm": False},
-}
+# XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
+_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+_BY_CUBLAS = ("local_cublas", "xla_cublas")
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -90,41 +90,49 @@ class Programs:
 
 
 def build(
-    request: Request, mesh: Mesh, example: Operands, *, chain_length: int, group: torch_fused.Group | None = None
+    request: Request,
+    mesh: Mesh,
+    example: Operands,
+    *,
+    chain_length: int,
+    layout: Layout | None = None,
+    group: torch_fused.Group | None = None,
 ) -> Programs:
     """The programs of ``request``; raises what ``cmkernel.all_gather_matmul`` raises, before anything is compiled.
 
-    ``group`` is what ``torch_fused`` runs in; all ranks must build it together, as it is tried out.
+    ``layout`` is how the mesh lies on hosts (``None``: not known). ``group`` is what ``torch_fused`` runs in; all ranks
+    must build it together, as it is tried out.
     """
-    if request.implementation in LOCALS:
-        return _build_local(request.implementation, chain_length)
     if request.implementation == torch_fused.NAME:
         if group is None:
             raise NotImplementedError("the ranks are no process group of torch")
         chain, about = torch_fused.build(group, *example, chain_length=chain_length)
         return Programs(Opened(torch_fused.NAME, "named", about), group.call, chain, group)
-    open_it = _open_jax_ring if request.implementation == jax_ring.NAME else _open_cmkernel
+    options = _compiler_options(request.implementation)
+    open_it = _OPENERS.get(request.implementation, functools.partial(_open_cmkernel, layout=layout))
     opened, multiply = open_it(request, mesh, example)
-    return Programs(
-        opened,
-        jax.jit(_over_ranks(multiply, mesh)),
-        jax.jit(_over_ranks(_chain(multiply, chain_length), mesh)),
-    )
+    functions: tuple[Callable[..., jax.Array], ...] = multiply, _chain(multiply, chain_length)
+    if request.implementation not in LOCALS:
+        functions = tuple(_over_ranks(function, mesh) for function in functions)
+    call, chain_of_calls = (jax.jit(function, compiler_options=options) for function in functions)
+    return Programs(opened, call, chain_of_calls)
 
 
-def _build_local(implementation: str, chain_length: int) -> Programs:
-    options = _LOCAL_OPTIONS[implementation]
-    if options and (platform := jax.devices()[0].platform) != "gpu":
+def _compiler_options(implementation: str) -> dict[str, Any] | None:
+    if implementation not in _BY_CUBLAS:
+        return None
+    if (platform := jax.devices()[0].platform) != "gpu":
         raise NotImplementedError(f"{implementation} needs a GPU: {platform=} must be 'gpu'")
-    return Programs(
-        Opened(implementation, "named", None),
-        jax.jit(xla.local, compiler_options=options),
-        jax.jit(_chain(xla.local, chain_length), compiler_options=options),
-    )
+    return _CUBLAS
 
 
-def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+def _open_cmkernel(
+    request: Request, mesh: Mesh, example: Operands, *, layout: Layout | None = None
+) -> tuple[Opened, Multiply]:
     config = None
+    where: dict[str, Any] = {"axis_name": AXIS}
+    if layout is not None:
+        where |= {"devices_per_host": layout.devices_per_host, "links": layout.links}
     if request.config:
         config = CONFIG_TYPES["mosaic_gpu" if request.implementation == "auto" else request.implementation](
             **request.config
@@ -132,7 +140,7 @@ def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Ope
     choices: list[cmkernel.Choice] = []
 
     def choose(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        arguments: dict[str, Any] = {"axis_name": AXIS, "implementation": request.implementation, "config": config}
+        arguments = {**where, "implementation": request.implementation, "config": config}
         choices.append(cmkernel.choose_implementation(lhs, rhs, **arguments))
         return cmkernel.all_gather_matmul(lhs, rhs, **arguments)
 
@@ -141,9 +149,7 @@ def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Ope
     choice = choices[0]
 
     def multiply(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return cmkernel.all_gather_matmul(
-            lhs, rhs, axis_name=AXIS, implementation=choice.implementation, config=choice.config
-        )
+        return cmkernel.all_gather_matmul(lhs, rhs, **where, implementation=choice.implementation, config=choice.config)
 
     return Opened(choice.implementation, choice.reason, _plain(choice.config)), multiply
 
@@ -162,6 +168,19 @@ def _open_jax_ring(request: Request, mesh: Mesh, example: Operands) -> tuple[Ope
     config = configs[0]
     multiply = functools.partial(jax_ring.all_gather_matmul, axis_name=AXIS, config=config)
     return Opened(jax_ring.NAME, "named", jax_ring.plain(config)), multiply
+
+
+def _open_xla_cublas(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+    _, multiply = _open_cmkernel(dataclasses.replace(request, implementation="xla"), mesh, example)
+    return Opened(request.implementation, "named", None), multiply
+
+
+def _open_local(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+    del mesh, example
+    return Opened(request.implementation, "named", None), xla.local
+
+
+_OPENERS = {jax_ring.NAME: _open_jax_ring, "xla_cublas": _open_xla_cublas, **dict.fromkeys(LOCALS, _open_local)}
 
 
 def _over_ranks(function: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:

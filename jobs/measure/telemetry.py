@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import threading
 from typing import Any
 
 import pynvml
 
+from jobs.health.nvml import num_active_links, visible_gpu
 from jobs.records import Telemetry
 
 INTERVAL_S = 0.05
@@ -21,15 +21,6 @@ _THROTTLE_REASONS = {
     pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
 }
-
-
-def visible_gpu() -> Any:
-    """NVML's handle of the one GPU that CUDA_VISIBLE_DEVICES leaves to this process; NVML itself ignores that."""
-    pynvml.nvmlInit()
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    if first.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(first)
-    return pynvml.nvmlDeviceGetHandleByIndex(int(first))
 
 
 class Sampler:
@@ -85,10 +76,5 @@ class Sampler:
 
 def nvlink_name() -> str:
     """This process's NVLink connections as nvidia-smi names them: ``NV18`` for 18 active links; else ``PCIe``."""
-    handle, active = visible_gpu(), 0
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active += pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED
-        except pynvml.NVMLError:
-            break
+    active = num_active_links(visible_gpu())
     return f"NV{active}" if active else "PCIe"

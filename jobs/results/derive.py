@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cmkernel import cost
 from jobs.records import Case, Derived
-from jobs.settings import LOCALS
 
 
-def fastest_local_us(headlines: Mapping[str, float | None]) -> float | None:
-    """The bound: of the headline times by implementation, the least of a multiply without communication."""
-    times = [time_us for name in LOCALS if (time_us := headlines.get(name)) is not None]
+def fastest_us(names: Sequence[str], headlines: Mapping[str, float | None]) -> float | None:
+    """Of the headline times by implementation, the least of those named; ``None`` where none of them was measured."""
+    times = [time_us for name in names if (time_us := headlines.get(name)) is not None]
     return min(times, default=None)
 
 
@@ -30,7 +29,8 @@ def derive(
     - ``utilisation``: that over the device's dense tensor-core peak for the dtype (``cmkernel.cost``, from datasheets).
     - ``ratio_to_local = t / local_us``, where ``local`` is the same multiply without communication, the faster of
       XLA's and cuBLAS's where both were measured.
-    - ``speedup_over_xla = xla_us / t``, where ``xla`` is all-gather, then dot.
+    - ``speedup_over_xla = xla_us / t``, where ``xla`` is all-gather, then dot: the faster of
+      XLA's and cuBLAS's multiply, too.
     - ``bus_bandwidth_gbps``: nccl-tests, doc/PERFORMANCE.md, "AllGather": ``algbw = S / t`` with ``S`` the bytes of the
       gathered lhs, ``busbw = algbw * (D - 1) / D``, in GB/s (1e9 bytes). Here ``t`` holds the multiply too, so it is a
       lower bound of what the links do.
@@ -42,7 +42,7 @@ def derive(
       case: the problem.
       headline_us: maximum over ranks of the row's headline time.
       local_us: the same of the faster ``local``; ``None`` where none was measured.
-      xla_us: the same of ``xla``.
+      xla_us: the same of the faster ``xla``.
       device_kind: jax's name of the devices.
       communicates: false for the local multiplies, which have no bus bandwidth.
 

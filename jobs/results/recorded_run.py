@@ -27,8 +27,13 @@ class RecordedRun:
 
     @property
     def members(self) -> list[dict[str, Any]]:
-        """The ranks, in their order."""
+        """The ranks of the last gang, in their order."""
         return list(self.environment.get("members", ()))
+
+    def members_of(self, attempt: int) -> list[dict[str, Any]]:
+        """The ranks of one of the job's gangs; a job that never lost one may not number it."""
+        gangs = [self.environment, *self.environment.get("earlier_attempts", ())]
+        return next((gang.get("members", []) for gang in gangs if gang.get("attempt", 1) == attempt), [])
 
     @property
     def device_kind(self) -> str | None:

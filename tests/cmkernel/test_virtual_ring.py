@@ -15,6 +15,7 @@ CONFIGS = {
     "communication CTAs": KernelConfig(),
     "in-tile": KernelConfig(num_comm_ctas=0, tile_m=128, tile_n=128, wg_dimension=MatmulDimension.N),
     "polling warp": KernelConfig(tile_n=128, num_comm_ctas=2, num_chunks=16, wait_ahead=True),
+    "both ways, halves": KernelConfig(num_in_tile_chunks=2, split_last_wave=True, wait_ahead=True),
 }
 
 

@@ -16,9 +16,10 @@ import time
 import jax
 import ray
 from jobs.errors import JobError
-from jobs.gang.cluster import connect, default_num_ranks
+from jobs.gang.capacity import default_num_ranks
+from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
-from jobs.gang.versions import check_versions
+from jobs.hosts import refuse_unfit_hosts
 from jobs.settings import ClusterMode, ClusterSettings
 
 settings = ClusterSettings(setup_timeout_s=90)
@@ -42,7 +43,7 @@ with connect(settings) as cluster:
 VERSIONS = """
 with connect(settings) as cluster:
     try:
-        check_versions(cluster)
+        refuse_unfit_hosts(cluster)
     except JobError as error:
         print(error.exit_code, error)
 """
@@ -89,7 +90,7 @@ def test_code_travels_with_the_driver(cluster, tmp_path):
 
 def test_other_versions_are_named_by_host(cluster, tmp_path):
     said = drive(cluster, VERSIONS, tmp_path)
-    assert said.startswith("3 hosts that don't run what the driver runs: host ")
+    assert said.startswith("3 this job can't run here: ")
     assert "numpy 9.9.9 instead of " in said
     assert "scripts/submit.sh --install" in said
 

@@ -18,7 +18,9 @@ def refuse(*overrides, num_gpus, accelerator=None):
     refuse_unsupported(settings, expand(settings.problem, 2), cluster)
 
 
-@pytest.mark.parametrize("name", ["mosaic_gpu", "mosaic_gpu_simple", "local_cublas", "jax_ring", "torch_fused"])
+@pytest.mark.parametrize(
+    "name", ["mosaic_gpu", "mosaic_gpu_simple", "local_cublas", "xla_cublas", "jax_ring", "torch_fused"]
+)
 def test_baselines_that_need_gpus(name):
     with pytest.raises(UsageError, match=rf"timing\.baselines={name} needs .*GPUs.* has no GPU; leave it out"):
         refuse(f"timing.baselines=[xla,{name}]", num_gpus=0)

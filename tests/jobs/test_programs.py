@@ -9,8 +9,10 @@ import pytest
 from jax.sharding import AxisType
 
 import cmkernel
+from cmkernel import Links
 from jobs.benchmark import requests_of
 from jobs.measure import inputs, programs
+from jobs.measure.layout import Layout
 from jobs.measure.programs import Request
 from jobs.records import Case
 from tests.jobs.test_settings import composed
@@ -43,6 +45,17 @@ def test_a_chain_ends_with_the_result_of_its_last_operands(mesh, implementation)
     np.testing.assert_array_equal(program.chain(lhs_sets, rhs_sets), program.call(lhs_sets[last], rhs_sets[last]))
 
 
+def test_the_two_level_ring_is_built_for_the_hosts(mesh):
+    request, example = Request("ppermute_two_level", "ppermute_two_level"), inputs.operands(CASE, mesh, 0, 0)
+    with pytest.raises(ValueError, match="needs to know the hosts"):
+        programs.build(request, mesh, example, chain_length=LENGTH)
+    layout = Layout((1,), Links(1.0, nic_gbps=1.0))
+    program = programs.build(request, mesh, example, chain_length=LENGTH, layout=layout)
+    lhs_sets, rhs_sets = sets(mesh, 3, program.is_local)
+    last = (LENGTH - 1) % 3
+    np.testing.assert_array_equal(program.chain(lhs_sets, rhs_sets), program.call(lhs_sets[last], rhs_sets[last]))
+
+
 @pytest.mark.parametrize("implementation", ["ppermute", "xla", "local"])
 def test_the_compiler_keeps_every_call_of_a_chain(mesh, implementation):
     program = programs.build(
@@ -61,13 +74,15 @@ def test_a_request_tells_what_it_turned_into(mesh):
         programs.build(Request("mosaic_gpu", "mosaic_gpu", {"tile_m": 64}), mesh, example, chain_length=2)
 
 
-def test_the_local_multiply_by_cublas_needs_a_gpu(mesh):
-    with pytest.raises(NotImplementedError, match="local_cublas needs a GPU: platform='cpu' must be 'gpu'"):
-        programs.build(Request("baseline", "local_cublas"), mesh, inputs.operands(CASE, mesh, 0, 0), chain_length=2)
+@pytest.mark.parametrize("name", ["local_cublas", "xla_cublas"])
+def test_a_multiply_by_cublas_needs_a_gpu(name, mesh):
+    with pytest.raises(NotImplementedError, match=f"{name} needs a GPU: platform='cpu' must be 'gpu'"):
+        programs.build(Request("baseline", name), mesh, inputs.operands(CASE, mesh, 0, 0), chain_length=2)
 
 
-def test_the_local_multiply_by_cublas_is_compiled_without_triton(mesh, monkeypatch):
-    """Both programs; and they take, and are taken for, what the other local multiply takes."""
+@pytest.mark.parametrize("name", ["local_cublas", "xla_cublas"])
+def test_a_multiply_by_cublas_is_compiled_without_triton(name, mesh, monkeypatch):
+    """Both programs; and they take, and are taken for, what the same baseline by XLA's choice takes."""
     example = inputs.operands(CASE, mesh, 0, 0)
     gpu = types.SimpleNamespace(platform="gpu")
     compiled = []
@@ -77,10 +92,11 @@ def test_the_local_multiply_by_cublas_is_compiled_without_triton(mesh, monkeypat
         return jax.jit(function, **options)
 
     monkeypatch.setattr(programs, "jax", types.SimpleNamespace(**{**vars(jax), "devices": lambda: [gpu], "jit": jit}))
-    program = programs.build(Request("baseline", "local_cublas"), mesh, example, chain_length=LENGTH)
+    program = programs.build(Request("baseline", name), mesh, example, chain_length=LENGTH)
     without_triton = {"xla_gpu_enable_triton_gemm": False}
     assert [options for options in compiled if options] == [without_triton] * 2
-    assert program.is_local
+    assert program.opened.implementation == name
+    assert program.is_local == (name == "local_cublas")
     lhs_sets, rhs_sets = sets(mesh, 3, program.is_local)
     last = (LENGTH - 1) % 3
     np.testing.assert_array_equal(program.chain(lhs_sets, rhs_sets), program.call(lhs_sets[last], rhs_sets[last]))

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.records import Case
-from jobs.results.derive import derive, fastest_local_us
+from jobs.results.derive import derive, fastest_us
+from jobs.settings import GATHERS, LOCALS
 
 ARTICLE = Case(name="article", m_shard=1024, k=4096, n_shard=4096, dtype="bfloat16", num_ranks=2)
 
@@ -62,7 +63,12 @@ def test_baselines_themselves():
     ],
 )
 def test_the_bound_is_the_faster_multiply_of_those_measured(headlines, bound_us):
-    assert fastest_local_us(headlines) == bound_us
+    assert fastest_us(LOCALS, headlines) == bound_us
+
+
+def test_speedups_are_over_the_faster_multiply_after_the_all_gather():
+    assert fastest_us(GATHERS, {"xla": 150.0, "xla_cublas": 140.0, "local": 90.0}) == 140.0
+    assert fastest_us(GATHERS, {"xla": 150.0, "local_cublas": 90.0}) == 150.0
 
 
 @pytest.mark.parametrize("xla_us", [80.0, 70.0])

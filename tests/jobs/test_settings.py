@@ -65,9 +65,12 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
         (["cluster.gpu_memory_fraction=1.5"], r"cluster.gpu_memory_fraction=1.5 must be in \(0, 1\]"),
         (
             ["timing.baselines=[nccl]"],
-            r"'nccl' is none of mosaic_gpu, .*, xla, local, local_cublas, jax_ring, torch_fused",
+            r"'nccl' is none of mosaic_gpu, .*, xla, xla_cublas, local, local_cublas, jax_ring, torch_fused",
         ),
         (["kernel=xla", "kernel.tile_m=64"], r"kernel.tile_m is set, but kernel.implementation=xla has no tiles"),
+        (["kernel=ppermute_two_level", "kernel.tile_m=64"], r"implementation=ppermute_two_level has no tiles"),
+        (["cluster.nic_gbps=0"], r"cluster.nic_gbps=0.0 must be greater than 0"),
+        (["cluster.nics_per_host=-1"], r"cluster.nics_per_host=-1 must be greater than 0"),
         (["kernel.tile_m=100"], r"kernel.tile_m=100 must be a multiple of 64"),
         (["kernel.max_concurrent_steps=9"], r"kernel.*bytes of shared memory a block; the limit is"),
     ],

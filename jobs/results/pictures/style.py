@@ -56,6 +56,7 @@ _LOOKS = {
     "ppermute_two_level": Look("#e3a25c", "xx", "v"),
     "torch_fused": Look("#8a6bb1", "--", "X"),
     "xla": Look("#f2d9a0", "++", "D"),
+    "xla_cublas": Look("#f9efd3", "**", "d"),
     "local": Look("#e4e4e4", "", "h"),
     "local_cublas": Look("#f4f4f4", "..", "p"),
 }

@@ -12,8 +12,9 @@ from matplotlib.patheffects import withStroke
 
 from cmkernel import cost
 from jobs.records import HEADLINE, Case, Row
-from jobs.results.derive import fastest_local_us
+from jobs.results.derive import fastest_us
 from jobs.results.pictures import selection, style
+from jobs.settings import LOCALS
 
 _LOCAL: dict[str, Any] = {"color": "black", "linestyle": "-", "linewidth": 1.3}
 _ARTICLE: dict[str, Any] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.3}
@@ -53,7 +54,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
 
 
 def _bars(ax: Axes, case: Case, rows: Sequence[Row]) -> None:
-    local_us = fastest_local_us({row.implementation: row.headline_us for row in rows})
+    local_us = fastest_us(LOCALS, {row.implementation: row.headline_us for row in rows})
     bound_us = cost.article_bound_us(local_us, case.num_ranks) if local_us and case.num_ranks > 1 else local_us
     times_us = [time_us for time_us in (*(row.headline_us for row in rows), bound_us) if time_us is not None]
     for place, row in enumerate(rows):

@@ -94,13 +94,10 @@ def configs(rows: Sequence[Row]) -> str:
 
 def ranks(run: RecordedRun) -> str:
     """Medians of each rank in microseconds, and the state of its GPU; empty where the ranks aren't known."""
-    members = [Member(m["rank"], str(m["host"]), str(m["device_kind"])) for m in run.members]
-    lines = [
-        [_told(value) for value in line]
-        for row in run.rows
-        if row.samples_us
-        for line in metrics.per_rank(row, members)
-    ]
+    lines = []
+    for row in run.rows:
+        members = [Member(m["rank"], str(m["host"]), str(m["device_kind"])) for m in run.members_of(row.attempt)]
+        lines += [[_told(value) for value in line] for line in metrics.per_rank(row, members) if row.samples_us]
     return html_table([(title, "") for title in metrics.PER_RANK_COLUMNS], lines) if lines else ""
 
 

@@ -1,0 +1,26 @@
+"""``python -m jobs.doctor``: say what is wrong with a cluster, without a benchmark, in less than a minute.
+
+It takes the config of ``jobs.bench``, and judges the cluster by what that job would need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs import entry
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from jobs.results.outcome import Outcome
+
+
+def doctor(config: DictConfig) -> Outcome:
+    """One examination."""
+    from jobs.checkup import examine
+
+    return examine(config)
+
+
+if __name__ == "__main__":
+    entry.leave(entry.main(doctor))

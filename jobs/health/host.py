@@ -1,0 +1,99 @@
+"""Asks a host about itself: to be run there. Without GPUs it needs the standard library alone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jobs.health.facts import HostFacts
+
+# What every host must have in the same version.
+PACKAGES = ("jax", "jaxlib", "ray", "numpy")
+# What hosts with GPUs need besides.
+GPU_PACKAGES = ("jax-cuda13-plugin", "nvidia-nccl-cu13")
+MISSING = "none"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SHM = "/dev/shm"
+
+
+def host_facts(ip: str, *, with_gpus: bool) -> HostFacts:
+    """All that this host tells in a fraction of a second.
+
+    Args:
+      ip: its address as Ray knows it.
+      with_gpus: whether NVML is asked, too, which takes longer.
+    """
+    host = socket.gethostname()
+    return HostFacts(
+        host=host,
+        ip=ip,
+        resolved_ip=resolve(host),
+        boot_id=boot_id(),
+        versions=_versions(),
+        shm_bytes=_shm_bytes(),
+        memlock_bytes=_memlock_bytes(),
+        **(_about_gpus() if with_gpus else {}),
+    )
+
+
+def resolve(host: str) -> str | None:
+    """The address that ``host`` resolves to on this host; ``None``: none."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return None
+
+
+def boot_id() -> str:
+    """The same for all processes of a machine until it boots again; empty where the kernel doesn't tell."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in (*PACKAGES, *GPU_PACKAGES):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = MISSING
+    return found
+
+
+def _shm_bytes() -> int | None:
+    try:
+        stat = os.statvfs(_SHM)
+    except OSError:
+        return None
+    return stat.f_blocks * stat.f_frsize
+
+
+def _memlock_bytes() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _about_gpus() -> dict[str, Any]:
+    import pynvml
+
+    from jobs.health.nvml import gpu_facts, visible_gpus
+
+    try:
+        handles = visible_gpus()
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        return {
+            "driver_version": pynvml.nvmlSystemGetDriverVersion(),
+            "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",
+            "gpus": tuple(gpu_facts(gpu, [peer for peer in handles if peer is not gpu]) for gpu in handles),
+        }
+    except pynvml.NVMLError_LibraryNotFound:
+        return {}  # No NVIDIA driver: a host without GPUs.
+    except pynvml.NVMLError as error:
+        return {"nvml_error": str(error)}
