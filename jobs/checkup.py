@@ -28,7 +28,8 @@ from jobs.hosts import driver_versions
 from jobs.results.environment import environment
 from jobs.results.outcome import Outcome
 from jobs.results.run_dir import RunDir
-from jobs.settings import ClusterSettings, Implementation, Settings, to_settings
+from jobs.rules import to_settings
+from jobs.settings import ClusterSettings, Implementation, Settings
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from jobs.results.outcome import Outcome
 from jobs.results.resume import continued
 from jobs.results.run_dir import RunDir
 from jobs.results.wandb_sink import WandbSink
-from jobs.settings import Settings, to_settings
+from jobs.rules import to_settings
+from jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
 

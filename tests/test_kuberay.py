@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from jobs import settings
+from jobs import rules, settings
 from jobs.measure.plan import config_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,7 +153,7 @@ def test_the_entrypoint_is_a_job_with_a_valid_config():
     settings.register()
     with initialize_config_dir(str(config_dir()), version_base=None):
         config = compose("config", overrides=overrides)
-    assert settings.to_settings(config).cluster.mode is settings.ClusterMode.ray
+    assert rules.to_settings(config).cluster.mode is settings.ClusterMode.ray
 
 
 def test_ray_is_the_locked_one():

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from jobs import settings
+from jobs import rules, settings
 from jobs.measure.plan import config_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +107,7 @@ def test_config_groups_fit_the_schema(choice):
     settings.register()
     with initialize_config_dir(str(config_dir()), version_base=None):
         config = compose("config", overrides=[choice])
-    assert isinstance(settings.to_settings(config), settings.Settings)
+    assert isinstance(rules.to_settings(config), settings.Settings)
 
 
 def test_wheel_has_the_config_and_needs_jax_alone(tmp_path):

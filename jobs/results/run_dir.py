@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from jobs.errors import InfrastructureError, UsageError
 from jobs.results.json_safe import json_safe
-from jobs.settings import Settings, to_settings
+from jobs.rules import to_settings
+from jobs.settings import Settings
 
 DEFAULT_BASE = "~/cmkernel_runs"
 JOURNAL_NAME = "results.jsonl"

@@ -7,7 +7,8 @@ from hydra.errors import HydraException
 from jobs import settings
 from jobs.errors import UsageError
 from jobs.measure.plan import config_dir
-from jobs.settings import Fault, Implementation, WandbMode, kernel_config, to_settings
+from jobs.rules import to_settings
+from jobs.settings import Fault, Implementation, WandbMode, kernel_config
 
 settings.register()
 
