@@ -17,11 +17,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from jobs.errors import InfrastructureError, UsageError
+from jobs.results.journal import JOURNAL_NAME
 from jobs.results.json_safe import json_safe
 from jobs.settings import Settings
 
 DEFAULT_BASE = "~/cmkernel_runs"
-JOURNAL_NAME = "results.jsonl"
 # No fault of the option's value: another folder on the same disk would fail too.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
