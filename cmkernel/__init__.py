@@ -1,11 +1,14 @@
 """Ring all-gather matmul for JAX: ``AllGather(lhs) @ rhs`` with the communication hidden behind the multiply."""
 
-from cmkernel.api import Choice, all_gather_matmul, choose_implementation
+from cmkernel.api import all_gather_matmul
+from cmkernel.choice import Choice, choose_implementation
 from cmkernel.config import KernelConfig, MatmulDimension, SimpleKernelConfig
+from cmkernel.cost import Links
 
 __all__ = [
     "Choice",
     "KernelConfig",
+    "Links",
     "MatmulDimension",
     "SimpleKernelConfig",
     "all_gather_matmul",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 # Synchronisation that the article adds to its bound for each exchange between ranks.
 ARTICLE_EXCHANGE_US = 6.0
@@ -60,6 +61,35 @@ def received_bytes(*, m_shard: int, k: int, num_ranks: int, dtype: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Links:
+    """What connects the ranks of a ring over several hosts, in one direction, GB/s."""
+
+    link_gbps: float
+    """From a device to another one of its host."""
+    nic_gbps: float
+    """Of one network card, from a host to the others."""
+    nics_per_host: int = 1
+    """Cards that the devices of a host share; more of them than devices don't help."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"{name}={value} must be greater than 0")
+
+
+# Of a DGX or HGX H100 or H200, NVIDIA's datasheets: one 400 Gb/s adapter (ConnectX-7) for each of the 8 GPUs.
+_NIC_GBPS, _NICS_PER_HOST = 50.0, 8
+# Of devices without a model: processes that copy through memory, and one network card of 10 Gb/s.
+_UNKNOWN_LINKS = Links(link_gbps=10.0, nic_gbps=1.25)
+
+
+def default_links(device_kind: str) -> Links:
+    """The links that are assumed of hosts with such devices where nobody says better."""
+    model = device_model(device_kind)
+    return Links(model.link_gbps, _NIC_GBPS, _NICS_PER_HOST) if model else _UNKNOWN_LINKS
+
+
+@dataclasses.dataclass(frozen=True)
 class ExpectedTime:
     """Modelled times of one case on one kind of device, in microseconds."""
 
@@ -88,6 +118,54 @@ def expected_time(
         serial_us=num_ranks * step_us + num_exchanges * exchange_us,
         overlapped_us=num_exchanges * max(step_us, exchange_us) + step_us,
         article_bound_us=article_bound_us(num_ranks * step_us, num_ranks),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedRings:
+    """Modelled times of the portable rings over several hosts, in microseconds."""
+
+    flat_us: float
+    two_level_us: float
+
+    @property
+    def prefers_two_level(self) -> bool:
+        """Whether the two-level ring saves at least 1 %, more than the model's rounding."""
+        return self.two_level_us < 0.99 * self.flat_us
+
+    def __str__(self) -> str:
+        return f"expected: flat ring {self.flat_us:.1f} us, two-level ring {self.two_level_us:.1f} us"
+
+
+def expected_rings(
+    links: Links,
+    *,
+    peak_tflops: float | None,
+    m_shard: int,
+    k: int,
+    n_shard: int,
+    num_hosts: int,
+    devices_per_host: int,
+    dtype: str,
+) -> ExpectedRings:
+    """Roofline of both rings, each exchange beside the multiplies that don't wait for it.
+
+    ``peak_tflops=None``: not known, and the multiply then counts as nothing, so that communication alone decides.
+
+    Flat: every step but the last lasts as long as the slowest of multiply, link and, between hosts, one card.
+    Two-level: every revolution but the last lasts as long as the slower of the ring within the host and the cards, each
+    of which sends a shard for every device that it serves.
+    """
+    work = flops(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=1)
+    multiply_us = work / peak_tflops * 1e-6 if peak_tflops else 0.0
+    shard_bytes = gathered_bytes(m_shard=m_shard, k=k, num_ranks=1, dtype=dtype)
+    link_us = shard_bytes / links.link_gbps * 1e-3 if devices_per_host > 1 else 0.0
+    nic_us = shard_bytes / links.nic_gbps * 1e-3 if num_hosts > 1 else 0.0
+    devices_per_nic = math.ceil(devices_per_host / min(links.nics_per_host, devices_per_host))
+    revolution_us = (devices_per_host - 1) * max(multiply_us, link_us) + multiply_us
+    return ExpectedRings(
+        flat_us=(num_hosts * devices_per_host - 1) * max(multiply_us, link_us, nic_us) + multiply_us,
+        two_level_us=(num_hosts - 1) * max(revolution_us, devices_per_nic * nic_us) + revolution_us,
     )
 
 

@@ -22,7 +22,11 @@ MultiplyAndGather = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]
 
 
 def differentiable(
-    multiply: Multiply, multiply_and_gather: MultiplyAndGather, *, axis_name: str, save_gathered_lhs: bool
+    multiply: Multiply,
+    multiply_and_gather: MultiplyAndGather,
+    *,
+    axis_name: str | tuple[str, ...],
+    save_gathered_lhs: bool,
 ) -> Multiply:
     """``multiply`` with a gradient, for use inside ``jax.shard_map``.
 
@@ -35,7 +39,7 @@ def differentiable(
     Args:
       multiply: The forward pass, which jax need not be able to differentiate.
       multiply_and_gather: The forward pass of ``save_gathered_lhs``.
-      axis_name: Mesh axis that the rows of lhs are sharded over.
+      axis_name: Mesh axis, or axes, that the rows of lhs are sharded over.
       save_gathered_lhs: Keep ``AllGather(lhs)`` for the backward pass rather than gather lhs again there.
     """
 
@@ -62,13 +66,22 @@ def differentiable(
     return product
 
 
-def in_rank_order(lhs: jax.Array, received: jax.Array | None, *, axis_name: str) -> jax.Array:
+def in_rank_order(
+    lhs: jax.Array, received: jax.Array | None, *, axis_name: str | tuple[str, ...], devices_per_host: int | None = None
+) -> jax.Array:
     """``AllGather(lhs)`` from what a ring leaves behind, at the cost of copying it once.
 
     lhs ``[m_shard, k]``; received ``[axis_size - 1, m_shard, k]`` holds the shards of the following ranks in their
-    order, as ``ring.source_shard`` numbers them (``None``: a single rank); result ``[axis_size * m_shard, k]``.
+    order, as ``ring.source_shard`` numbers them (``None``: a single rank); result ``[axis_size * m_shard, k]``. With
+    ``devices_per_host`` the order is that of ``ring.TwoLevelRing``, which costs a second copy.
     """
     if received is None:
         return lhs
-    from_this_rank_on = jnp.concatenate([lhs, received.reshape(-1, lhs.shape[1])])
-    return jnp.roll(from_this_rank_on, lax.axis_index(axis_name) * lhs.shape[0], axis=0)
+    m_shard, k = lhs.shape
+    rank = lax.axis_index(axis_name)
+    from_this_rank_on = jnp.concatenate([lhs, received.reshape(-1, k)])
+    if devices_per_host is None:
+        return jnp.roll(from_this_rank_on, rank * m_shard, axis=0)
+    by_host = from_this_rank_on.reshape(-1, devices_per_host * m_shard, k)
+    by_host = jnp.roll(by_host, rank % devices_per_host * m_shard, axis=1)
+    return jnp.roll(by_host, rank // devices_per_host, axis=0).reshape(-1, k)

@@ -1,4 +1,4 @@
-"""The portable ring: ``lax.ppermute`` steps that XLA can overlap with the multiply, on any backend."""
+"""The portable rings: ``lax.ppermute`` steps that XLA can overlap with the multiply, on any backend and any hosts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from cmkernel.dot import dot
 if TYPE_CHECKING:
     import jax
 
+    AxisName = str | tuple[str, ...]
+
 
 def ring_all_gather_matmul(
-    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, out_dtype: jax.typing.DTypeLike | None = None
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: AxisName, out_dtype: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
     """``AllGather(lhs) @ rhs`` by the ring of ``cmkernel.ring``; for use inside ``jax.shard_map``.
 
@@ -26,18 +28,67 @@ def ring_all_gather_matmul(
 
 
 def ring_all_gather_matmul_with_received(
-    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, out_dtype: jax.typing.DTypeLike | None = None
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: AxisName, out_dtype: jax.typing.DTypeLike | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """The same and the other ranks' shards ``[axis_size - 1, m_shard, k]``, in the order in which they came by."""
     num_ranks = lax.axis_size(axis_name)
     rank = lax.axis_index(axis_name)
-    m_shard = lhs.shape[0]
-    out = lax.empty((num_ranks * m_shard, rhs.shape[1]), lhs.dtype if out_dtype is None else out_dtype)
+    out = _empty_result(lhs, rhs, num_ranks, out_dtype)
     shards = [lhs]
     for step in range(num_ranks):
         # The exchange comes first and the multiply doesn't depend on it: the scheduler may run both at once.
         if ring.sends_in(step, num_ranks):
             shards.append(lax.ppermute(shards[step], axis_name, ring.permutation(num_ranks)))
-        row = ring.source_shard(rank, step, num_ranks) * m_shard
-        out = lax.dynamic_update_slice(out, dot(shards[step], rhs, out_dtype=out_dtype), (row, jnp.zeros_like(row)))
+        out = _multiply_into(out, shards[step], rhs, ring.source_shard(rank, step, num_ranks))
     return out, jnp.stack(shards[1:]) if num_ranks > 1 else None
+
+
+def two_level_all_gather_matmul(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    axis_name: AxisName,
+    devices_per_host: int,
+    out_dtype: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
+    """The same by ``cmkernel.ring.TwoLevelRing``: the axis runs host by host over ``devices_per_host`` ranks each."""
+    return two_level_all_gather_matmul_with_received(
+        lhs, rhs, axis_name=axis_name, devices_per_host=devices_per_host, out_dtype=out_dtype
+    )[0]
+
+
+def two_level_all_gather_matmul_with_received(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    axis_name: AxisName,
+    devices_per_host: int,
+    out_dtype: jax.typing.DTypeLike | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The same and the other ranks' shards ``[axis_size - 1, m_shard, k]``, in the order of the steps."""
+    num_ranks = lax.axis_size(axis_name)
+    hosts = ring.TwoLevelRing(num_ranks // devices_per_host, devices_per_host)
+    rank = lax.axis_index(axis_name)
+    out = _empty_result(lhs, rhs, num_ranks, out_dtype)
+    slots: dict[int, jax.Array] = {}
+    for outer in range(hosts.num_hosts):
+        for inner in range(devices_per_host):
+            step = hosts.step(outer, inner)
+            shard = slots[ring.read_slot(step)] if step > 0 else lhs
+            # The exchange between hosts first: it has a whole revolution, and is the slower one.
+            if hosts.sends_across(outer, inner):
+                slots[hosts.outer_write_slot(outer)] = lax.ppermute(shard, axis_name, hosts.outer_permutation())
+            if hosts.sends_within(inner):
+                slots[hosts.inner_write_slot(outer, inner)] = lax.ppermute(shard, axis_name, hosts.inner_permutation())
+            out = _multiply_into(out, shard, rhs, hosts.source_shard(rank, outer, inner))
+    return out, jnp.stack([slots[slot] for slot in sorted(slots)]) if slots else None
+
+
+def _empty_result(lhs: jax.Array, rhs: jax.Array, num_ranks: int, out_dtype: jax.typing.DTypeLike | None) -> jax.Array:
+    return lax.empty((num_ranks * lhs.shape[0], rhs.shape[1]), lhs.dtype if out_dtype is None else out_dtype)
+
+
+def _multiply_into(out: jax.Array, shard: jax.Array, rhs: jax.Array, source: jax.Array) -> jax.Array:
+    """``out`` with the rows that shard number ``source`` gives."""
+    row = source * shard.shape[0]
+    return lax.dynamic_update_slice(out, dot(shard, rhs, out_dtype=out.dtype), (row, jnp.zeros_like(row)))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def all_gather_then_dot(
-    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, out_dtype: jax.typing.DTypeLike | None = None
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: str | tuple[str, ...], out_dtype: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
     """``AllGather(lhs) @ rhs``, one after the other; for use inside ``jax.shard_map``.
 
@@ -24,7 +24,7 @@ def all_gather_then_dot(
 
 
 def all_gather_then_dot_with_lhs(
-    lhs: jax.Array, rhs: jax.Array, *, axis_name: str, out_dtype: jax.typing.DTypeLike | None = None
+    lhs: jax.Array, rhs: jax.Array, *, axis_name: str | tuple[str, ...], out_dtype: jax.typing.DTypeLike | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """The same and the gathered lhs ``[axis_size * m_shard, k]``, which is there anyway."""
     gathered_lhs = lax.all_gather(lhs, axis_name, axis=0, tiled=True)

@@ -10,9 +10,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from jobs.errors import InfrastructureError
+from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.gang import Gang
+from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
+from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import BASELINE, Opened, Request
 from jobs.records import Case, Check, Row, Spread, Telemetry
@@ -33,13 +35,21 @@ class Benchmark:
     """Drives the ranks of ``gang`` through cases, one step on all ranks at a time."""
 
     def __init__(
-        self, gang: Gang, settings: Settings, *, report: Callable[[str], None], announce: Callable[[str], None]
+        self,
+        gang: Gang,
+        settings: Settings,
+        attempt: int,
+        *,
+        report: Callable[[str], None],
+        announce: Callable[[str], None],
     ) -> None:
         self._gang = gang
         self._settings = settings
+        self._attempt = attempt
         self._report = report
         self._announce = announce
         self._device_kind = gang.members[0].device_kind
+        self._layout = layout(gang.members, settings.cluster)
 
     @staticmethod
     def num_steps(settings: Settings) -> int:
@@ -51,7 +61,8 @@ class Benchmark:
 
         Raises:
           UsageError: what the config asks for can't run on this case.
-          InfrastructureError: a rank died, hangs, or chose differently from the others.
+          GangLost: a rank died, or the gang hangs.
+          InfrastructureError: a rank is too slow, or chose differently from the others.
         """
         timing = self._settings.timing
         self._report(f"{case}: inputs")
@@ -91,6 +102,7 @@ class Benchmark:
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                    attempt=self._attempt,
                     **_spreads(samples.get(name, {})),
                 )
             )
@@ -101,8 +113,16 @@ class Benchmark:
         refused = {}
         if any(r.implementation == torch_fused.NAME for r in requests) and self._torch_refusal is not None:
             refused[torch_fused.NAME] = Opened(torch_fused.NAME, self._torch_refusal, None, runs=False)
+        if (reason := self._layout.two_level_refusal) is not None:
+            if any(r.requested == TWO_LEVEL for r in requests):
+                raise UsageError(
+                    f"kernel.implementation={TWO_LEVEL} {reason}; use kernel=ppermute, another cluster.num_ranks or, "
+                    "on GPUs, cluster.gpus_per_host"
+                )
+            refused[TWO_LEVEL] = Opened(TWO_LEVEL, reason, None, runs=False)
         tried = [r for r in requests if r.implementation not in refused]
-        by_rank = self._call("open_case", case, tried, self._settings.timing, _seed(), doing=f"opening {case}")
+        arguments = (case, tried, self._layout, self._settings.timing, _seed())
+        by_rank = self._call("open_case", *arguments, doing=f"opening {case}")
         opened = iter(self._agreed(by_rank, tried, case))
         return [refused.get(r.implementation) or next(opened) for r in requests]
 

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 
 from cmkernel.hardware import COMPUTE_CAPABILITY, MIN_NCCL_VERSION
 from jobs.errors import EXIT_CHECK_FAILED, InfrastructureError, NoCapacity
-from jobs.gang.cluster import Cluster, connect, default_num_ranks, submission_id, submitted_git_sha
+from jobs.gang.capacity import default_num_ranks
+from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
 from jobs.gang.examiners import Examiners
 from jobs.gang.gang import Gang
 from jobs.gang.signals import stop_on_signals

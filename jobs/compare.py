@@ -72,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         "--spread",
         type=_share,
         metavar="3%",
-        help="standard deviation between runs to assume where a case has fewer than 6 of them on both sides together "
-        "(default: 3%% on GPUs; on CPUs nothing is assumed)",
+        help="standard deviation between runs to assume where a side has fewer than 3 of them (default: 3%% on GPUs; "
+        "on CPUs nothing is assumed)",
     )
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")
     return parser

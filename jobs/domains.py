@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from jobs.errors import UsageError
 from jobs.gang.member import Member
+from jobs.gang.neighbours import layout
 from jobs.settings import Implementation, KernelSettings, Settings
 
 # They read and write each other's memory; the names of ``timing.baselines``, of which two are implementations, too.
@@ -15,6 +16,8 @@ _ONE_DOMAIN = ("mosaic_gpu", "mosaic_gpu_simple", "jax_ring", "torch_fused")
 
 def settle_implementation(settings: Settings, members: Sequence[Member]) -> tuple[Settings, str | None]:
     """What ``auto`` is left with where the ranks are in several NVLink domains, and why it changes; else all as it was.
+
+    Domains with the same number of ranks each leave all to ``auto``, which knows of them and chooses between the rings.
 
     Raises:
       UsageError: ``kernel.implementation`` or ``timing.baselines`` name a kernel that needs one domain.
@@ -36,7 +39,7 @@ def settle_implementation(settings: Settings, members: Sequence[Member]) -> tupl
         )
     if named := [name for name in settings.timing.baselines if name in _ONE_DOMAIN]:
         raise UsageError(f"timing.baselines={settings.timing.baselines}: {named[0]} {rule}; leave it out")
-    if implementation is not Implementation.auto:
+    if implementation is not Implementation.auto or layout(members, settings.cluster).devices_per_host is not None:
         return settings, None
     kernel = KernelSettings(implementation=Implementation.ppermute)
     return dataclasses.replace(settings, kernel=kernel), f"auto takes ppermute: mosaic_gpu {rule}"

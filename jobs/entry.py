@@ -36,6 +36,7 @@ def main(job: Job) -> int:
         worst = max(outcomes, key=lambda outcome: outcome.exit_code)
         ended.status, ended.exit_code, ended.error = worst.status, worst.exit_code, worst.error
         ended.rows = [row for outcome in outcomes for row in outcome.rows]
+        ended.restarts = sum(outcome.restarts for outcome in outcomes)
         _print(ended.line(run_dirs=[str(outcome.run_dir) for outcome in outcomes if outcome.run_dir]))
     elif not outcomes:
         _print(ended.line())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import Any
+
 EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
 EXIT_USAGE = 2
@@ -30,7 +34,18 @@ class InfrastructureError(JobError):
 
 
 class NoCapacity(InfrastructureError):
-    """The cluster doesn't have what the job needs, or not now."""
+    """The cluster doesn't have what the job needs; nodes that join may bring it."""
+
+
+class GangLost(InfrastructureError):
+    """A rank or its node died, or the gang hangs: a fresh gang may get further."""
+
+    def __init__(self, message: str, places: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.places = places
+        """Where its ranks ran (``jobs.gang.member.Place``)."""
+        self.seen_s = time.monotonic()
+        """When it was found out."""
 
 
 class JobStopped(BaseException):

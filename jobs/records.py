@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # In the order of the table; README.md defines each.
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # The time that speedups, TFLOP/s and bandwidth are computed from.
@@ -163,6 +163,8 @@ class Row:
     telemetry: tuple[Telemetry, ...] = ()
     time: str = ""
     """When the row was made: ISO 8601, UTC."""
+    attempt: int = 1
+    """Which gang of the job measured it: one more after each restart, and after each ``resume``."""
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:

@@ -5,29 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from cmkernel import cost
-from jobs.benchmark import Benchmark
-from jobs.domains import settle_implementation
-from jobs.errors import EXIT_CHECK_FAILED
-from jobs.gang.cluster import connect, default_num_ranks, submission_id, submitted_git_sha
-from jobs.gang.gang import Gang
+from jobs.attempts import Attempts, attempts_of, members_by_attempt
+from jobs.errors import EXIT_CHECK_FAILED, UsageError
+from jobs.gang.capacity import default_num_ranks
+from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
 from jobs.gang.signals import stop_on_signals
 from jobs.hosts import refuse_unfit_hosts
 from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
-from jobs.records import Case
+from jobs.records import Case, Row
 from jobs.results import table
 from jobs.results.environment import environment
-from jobs.results.journal import Journal
+from jobs.results.journal import Journal, read
 from jobs.results.outcome import Outcome
-from jobs.results.progress import Progress
+from jobs.results.resume import continued
 from jobs.results.run_dir import RunDir
 from jobs.results.wandb_sink import WandbSink
 from jobs.settings import Settings, to_settings
@@ -40,83 +37,70 @@ def run(config: DictConfig) -> Outcome:
     outcome = Outcome()
     with outcome.recording():
         settings = to_settings(config)
-        # Sizes are checked before anything is touched; the number of ranks may still be unknown.
-        expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
-        run_dir = RunDir.create(_wanted_run_dir(settings), submission_id=_name_of_point(submission_id()))
-        outcome.run_dir = run_dir.path
-        with _logging_to(run_dir.log_path):
-            run_dir.write_config(settings)
+        if settings.resume is None:
+            # Sizes are checked before anything is touched; the number of ranks may still be unknown.
+            expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
+            run_dir = RunDir.create(_wanted_run_dir(settings), submission_id=_name_of_point(submission_id()))
+        else:
+            run_dir = RunDir.reopen(settings.resume, submission_id=submission_id())
+            settings = continued(run_dir.read_config(), settings, HydraConfig.get().overrides.task)
+        # From here on no other job can have this folder.
+        with Journal(run_dir.journal_path) as journal, _logging_to(run_dir.log_path):
+            outcome.run_dir = run_dir.path
+            if settings.resume is None:
+                run_dir.write_config(settings)
+            else:
+                outcome.rows += read(run_dir.journal_path)
             with outcome.recording():
-                _measure(settings, run_dir, outcome)
+                _measure(settings, run_dir, journal, outcome)
             # Here the gang is gone and its GPUs are free: W&B may take its time.
             with outcome.recording():
                 _conclude(outcome)
     return outcome
 
 
-def _measure(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
-    """Connect, validate, start W&B, then the gang; measure every case."""
+def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Outcome) -> None:
+    """Connect, validate, start W&B, then gangs until every case is measured."""
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(connect(settings.cluster))
         # Again, as ray.init() puts its own handler in the place of ours.
         stack.enter_context(stop_on_signals())
-        num_ranks = default_num_ranks(cluster, settings.cluster)
-        cases = expand(resolve_problem(settings.problem, on_gpus=cluster.on_gpus), num_ranks)
+        cases = _cases(settings, cluster, outcome.rows)
         refuse_unsupported(settings, cases, cluster)
-        about = {**environment(submitted_git_sha()), "versions": refuse_unfit_hosts(cluster)}
+        earlier = run_dir.read_environment() if settings.resume else {}
+        about = {**environment(submitted_git_sha()), "versions": refuse_unfit_hosts(cluster), **attempts_of(earlier)}
         outcome.wandb = WandbSink.start(
             settings.wandb,
             run_dir=run_dir.path,
             config={**dataclasses.asdict(settings), "environment": about},
             group=settings.wandb.group or submission_id(),
-            tags=[*settings.wandb.tags, f"D={num_ranks}", *sorted({case.dtype for case in cases})],
+            tags=[*settings.wandb.tags, f"D={cases[0].num_ranks}", *sorted({case.dtype for case in cases})],
+            run_id=earlier.get("wandb_id"),
         )
-        gang = stack.enter_context(Gang.start(cluster, settings.cluster, num_ranks, stacks_dir=run_dir.path))
-        settings, settled = settle_implementation(settings, gang.members)
-        about["members"] = [dataclasses.asdict(member) for member in gang.members]
+        about["wandb_id"] = outcome.wandb.run_id
         run_dir.write_environment(about)
-        links = gang.call("links", timeout_s=settings.cluster.step_timeout_s, doing="reading links")
+        members = members_by_attempt(earlier)
+        outcome.wandb.replay([(row, members.get(row.attempt, ())) for row in outcome.rows])
         overrides = " ".join(HydraConfig.get().overrides.task)
         print(f"# Overrides: {overrides or 'none'}", flush=True)
-        for line in [*_header(gang, cases, links), *([f"# {settled}"] if settled else [])]:
-            print(line, flush=True)
-        journal = stack.enter_context(Journal(run_dir.journal_path))
-        num_steps = len(cases) * Benchmark.num_steps(settings)
-        progress = stack.enter_context(Progress(num_steps, sys.stdout))
-
-        def report(text: str) -> None:
-            logger.info("%s", text)
-            progress.step(text)
-
-        def announce(text: str) -> None:
-            logger.info("%s", text)
-            progress.print(f"# {text}")
-
-        benchmark = Benchmark(gang, settings, report=report, announce=announce)
-        for case in cases:
-            for row in benchmark.run(case):
-                journal.append(row)
-                outcome.rows.append(row)
-                outcome.wandb.log_row(row, gang.members)
-                progress.print(table.row_line(row))
+        if settings.resume:
+            print(f"# Resumed  : {settings.resume}, {len(outcome.rows)} rows are there", flush=True)
+        Attempts(cluster, settings, cases, journal=journal, run_dir=run_dir, outcome=outcome, about=about).run()
 
 
-def _header(gang: Gang, cases: Sequence[Case], links: Sequence[str]) -> list[str]:
-    members = [dataclasses.asdict(member) for member in gang.members]
-    model = cost.device_model(gang.members[0].device_kind)
-    expected: list[tuple[Case, cost.ExpectedTime | None]] = []
-    for case in cases:
-        sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
-        expected.append((case, cost.expected_time(model, **sizes, dtype=case.dtype) if model else None))
-    return [
-        *table.header_lines(
-            members=members,
-            versions=gang.members[0].versions,
-            links=", ".join(sorted(set(links))),
-            cases=expected,
-        ),
-        *table.column_lines(),
-    ]
+def _cases(settings: Settings, cluster: Cluster, rows: Sequence[Row]) -> tuple[Case, ...]:
+    """All cases of the job; the ``rows`` of a resumed one decide the number of ranks."""
+    if rows:
+        settings = dataclasses.replace(settings)
+        settings.cluster = dataclasses.replace(settings.cluster, num_ranks=rows[0].case.num_ranks)
+    num_ranks = default_num_ranks(cluster, settings.cluster)
+    cases = expand(resolve_problem(settings.problem, on_gpus=cluster.on_gpus), num_ranks)
+    if stray := {row.case for row in rows} - set(cases):
+        raise UsageError(
+            f"resume={settings.resume}: its journal has {min(map(str, stray))}, which is no case of problem="
+            f"{settings.problem.name} on this cluster"
+        )
+    return cases
 
 
 def _conclude(outcome: Outcome) -> None:
@@ -128,7 +112,8 @@ def _conclude(outcome: Outcome) -> None:
     for line in table.footer_lines(outcome.rows):
         print(line, flush=True)
     if outcome.wandb:
-        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status)
+        restarts = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
+        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=restarts)
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)

@@ -43,6 +43,7 @@ class Implementation(Enum):
     mosaic_gpu = "mosaic_gpu"
     mosaic_gpu_simple = "mosaic_gpu_simple"
     ppermute = "ppermute"
+    ppermute_two_level = "ppermute_two_level"
     xla = "xla"
 
 
@@ -131,8 +132,20 @@ class ClusterSettings:
     """Limit for starting the actors, and for jax.distributed to connect them."""
     step_timeout_s: float = 600.0
     """Limit for one step of a case (inputs, one check, one burst of timing), compilation included."""
+    stall_timeout_s: float | None = 300.0
+    """A step in which no rank finishes a call or a compilation for this long hangs: the gang is killed.
+    While XLA compiles, only ``step_timeout_s`` counts. null: no such limit."""
+    max_restarts: int = 2
+    """How often a fresh gang takes over from one that was lost: a rank or a node died, or it hangs. 0: never."""
     heartbeat_timeout_s: int = 10
-    """jax.distributed declares a silent rank dead after this time."""
+    """The driver and jax.distributed give a rank up that has been silent for this time: frozen, or cut off."""
+    link_gbps: float | None = None
+    """GB/s from a rank to another one of its host, in one direction; null: what ``cmkernel.cost`` knows of the device,
+    else 10. By this and the next two ``auto`` chooses between the flat and the two-level ring."""
+    nic_gbps: float | None = None
+    """GB/s of one network card, in one direction; null: 50 with GPUs that are known, else 1.25."""
+    nics_per_host: int | None = None
+    """Network cards that the ranks of a host share; null: 8 with GPUs that are known, else 1."""
     gpu_memory_fraction: float = 0.1
     """Share of GPU memory that XLA's arena takes; each executable with symmetric memory maps the whole arena."""
 
@@ -156,9 +169,10 @@ class TimingSettings:
     profiled_calls: int = 20
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
-    """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute; xla and
-    xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and local_cublas, the multiply
-    alone in both ways; jax_ring (jax's own Pallas ring), torch_fused (PyTorch's ``fused_all_gather_matmul``, where torch is installed).
+    """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
+    ppermute_two_level; xla and xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and
+    local_cublas, the multiply alone in both ways; jax_ring (jax's own Pallas ring), torch_fused (PyTorch's
+    ``fused_all_gather_matmul``, where torch is installed).
     One that can't run on a case has a row with the reason instead of times."""
 
 
@@ -201,6 +215,8 @@ class Settings:
     wandb: WandbSettings = field(default_factory=WandbSettings)
     run_dir: str | None = None
     """Where the results go; null: ~/cmkernel_runs/<time or submission id>."""
+    resume: str | None = None
+    """Run directory of a stopped job to continue: its config holds, its finished cases are skipped."""
 
 
 def register() -> None:
@@ -254,7 +270,11 @@ _POSITIVE = {
         "placement_timeout_s",
         "setup_timeout_s",
         "step_timeout_s",
+        "stall_timeout_s",
         "heartbeat_timeout_s",
+        "link_gbps",
+        "nic_gbps",
+        "nics_per_host",
     ),
     "timing": ("bursts", "iterations", "chain_length", "chains", "chain_repeats", "profiled_calls"),
     "check": ("calls",),
@@ -264,7 +284,10 @@ _POSITIVE = {
 LOCALS = ("local", "local_cublas")
 # All-gather, then the multiply; the faster one of those measured is what speedups are over.
 GATHERS = ("xla", "xla_cublas")
-BASELINES = ("mosaic_gpu", "mosaic_gpu_simple", "ppermute", *GATHERS, *LOCALS, "jax_ring", "torch_fused")
+BASELINES = (
+    *("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level"),
+    *(*GATHERS, *LOCALS, "jax_ring", "torch_fused"),
+)
 
 
 def _validate(settings: Settings) -> None:
@@ -275,6 +298,8 @@ def _validate(settings: Settings) -> None:
                 raise UsageError(f"{group}.{name}={value} must be greater than 0")
     if settings.timing.warmup < 1:
         raise UsageError(f"timing.warmup={settings.timing.warmup} must be at least 1: the first call compiles")
+    if settings.cluster.max_restarts < 0:
+        raise UsageError(f"cluster.max_restarts={settings.cluster.max_restarts} must be at least 0")
     if not 0 < settings.cluster.gpu_memory_fraction <= 1:
         raise UsageError(f"cluster.gpu_memory_fraction={settings.cluster.gpu_memory_fraction} must be in (0, 1]")
     for name in settings.timing.baselines:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from jobs.comparison.differences import config_differences, differences
 from jobs.comparison.loading import Run
 from jobs.comparison.matching import Key, match
-from jobs.comparison.statistics import CONFIDENCE, MIN_DEGREES, Change, Verdict, change
+from jobs.comparison.statistics import CONFIDENCE, MIN_RUNS, Change, Verdict, change
 
 # Relative standard deviation between runs of one config on one kind of GPU, in the rows recorded so far (benchmarks/).
 # CPU ranks share their cores with whatever else runs there, so nothing can be assumed of them.
@@ -58,15 +58,15 @@ class Comparison:
     def explanation(self) -> list[str]:
         """What the numbers and words of the table mean."""
         lines = [
-            f"{self.metric}: maximum over ranks of each rank's median, geometric mean over runs. interval: of the change; "
-            f"holds for all rows at once with {CONFIDENCE:.0%}.",
+            f"{self.metric}: maximum over ranks of each rank's median, geometric mean over runs. interval: of the "
+            f"change; holds for all rows at once with {_percent(CONFIDENCE)}.",
             f"slower, faster: the interval is on one side of 0. same: it lies within {_percent(self.margin)} around 0. "
             "too few runs: neither.",
         ]
         num_assumed = sum(row.change.assumed for row in self.rows)
         if num_assumed:
             lines.append(
-                f"{num_assumed} of {len(self.rows)} rows have fewer than {MIN_DEGREES + 2} runs, both sides together: "
+                f"{num_assumed} of {len(self.rows)} rows have fewer than {MIN_RUNS} runs on a side: "
                 + (
                     f"that runs scatter by {_percent(self.assumed_spread)} is assumed, not measured (--spread)."
                     if self.assumed_spread is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,12 @@ from jobs.comparison.loading import Run
 from jobs.comparison.matching import Pair
 
 _UNKNOWN = "unknown"
+# Relative difference of the clocks of two sides that is worth a word: times follow the clock.
+_CLOCK_TOLERANCE = 0.02
 
 
 def differences(base: Sequence[Run], new: Sequence[Run]) -> list[str]:
-    """A line for each fact of devices, versions and timing that isn't the same in all runs."""
+    """A line for each fact of devices, versions and timing that isn't the same in all runs, and for other clocks."""
     sides = [[_facts(run) for run in runs] for runs in (base, new)]
     names = dict.fromkeys(name for side in sides for facts in side for name in facts)
     lines = [f"{run.path} has no environment.json: its devices and versions are unknown" for run in _bare(base, new)]
@@ -21,7 +24,7 @@ def differences(base: Sequence[Run], new: Sequence[Run]) -> list[str]:
         if len({value for side in values for value in side}) > 1:
             in_base, in_new = (" and ".join(side) or _UNKNOWN for side in values)
             lines.append(f"{name} differs: BASE {in_base}, NEW {in_new}")
-    return lines
+    return lines + _clock_difference(base, new)
 
 
 def config_differences(pair: Pair) -> str | None:
@@ -39,6 +42,19 @@ def config_differences(pair: Pair) -> str | None:
 
 def _values(configs: Sequence[dict[str, Any]], option: str) -> str:
     return " or ".join(dict.fromkeys(str(config.get(option)) for config in configs)) or "none"
+
+
+def _clock_difference(base: Sequence[Run], new: Sequence[Run]) -> list[str]:
+    """Hot GPUs run slower: a difference of clocks is none of the program."""
+    in_base, in_new = (_clock_mhz(runs) for runs in (base, new))
+    if in_base is None or in_new is None or abs(in_new / in_base - 1) <= _CLOCK_TOLERANCE:
+        return []
+    return [f"the slowest rank's SM clock differs: BASE {in_base:.0f} MHz, NEW {in_new:.0f} MHz (medians over rows)"]
+
+
+def _clock_mhz(runs: Sequence[Run]) -> float | None:
+    clocks = [min(rank.sm_clock_mhz for rank in row.telemetry) for run in runs for row in run.rows if row.telemetry]
+    return statistics.median(clocks) if clocks else None
 
 
 def _bare(base: Sequence[Run], new: Sequence[Run]) -> list[Run]:

@@ -10,8 +10,8 @@ median. Runs are compared by the logarithms of it, whose differences are relativ
 - Noise between runs: the variance of the runs around their side's mean, pooled over the sides, which are taken to
   scatter alike; at least the noise inside a run. Student's t then gives the interval of the difference. With few runs
   that variance is unknown: an assumed one takes its place, and without one nothing can be told.
-- Many cases: each interval has confidence 1 - 0.05 / (number of cases) (Bonferroni), so that all of them hold at once
-  with 95 %, however the cases hang together: a table without any difference shows one in at most 1 of 20 comparisons.
+- Many cases: each interval has confidence 1 - 0.02 / (number of cases) (Bonferroni), so that all of them hold at once
+  with 98 %, however the cases hang together: few tables without a difference show one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from jobs.comparison.matching import Samples
 from jobs.comparison.student import two_sided_quantile
 
-CONFIDENCE = 0.95
-# Of both sides together, beyond one a side: with fewer degrees of freedom t's quantiles grow out of all proportion.
-MIN_DEGREES = 4
+# Of a whole table. 1 false alarm in 20 is what is promised: the rest is for runs that don't scatter normally.
+CONFIDENCE = 0.98
+# On each side: below that one odd run, of a hot GPU say, passes for a change.
+MIN_RUNS = 3
 # Enough for a standard error: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 6.4.
 _RESAMPLES = 200
 _SEED = 0
@@ -83,7 +84,7 @@ def change(base: Sequence[Samples], new: Sequence[Samples], *, num_cases: int, a
     """
     sides = [_Side.of(runs) for runs in (base, new)]
     degrees = sum(len(side.logs) - 1 for side in sides)
-    assumed = degrees < MIN_DEGREES
+    assumed = min(len(base), len(new)) < MIN_RUNS
     confidence = 1 - (1 - CONFIDENCE) / num_cases
     quantile = NormalDist().inv_cdf((1 + confidence) / 2) if assumed else two_sided_quantile(confidence, degrees)
     between = sum(float(np.sum((side.logs - side.logs.mean()) ** 2)) for side in sides) / max(degrees, 1)

@@ -35,11 +35,17 @@ class Answers:
 
     def __init__(self, refs: Mapping[int, ObjectRef[Any]]) -> None:
         self._arrived: queue.Queue[Answer] = queue.Queue()
-        self.unfinished = set(refs)
+        self.unfinished: set[int] = set()
         # The references live as long as this object: Ray may drop a result that nobody refers to.
-        self._refs = dict(refs)
+        self._refs: dict[int, ObjectRef[Any]] = {}
         for key, ref in refs.items():
-            ref.future().add_done_callback(partial(self._done, key))
+            self.add(key, ref)
+
+    def add(self, key: int, ref: ObjectRef[Any]) -> None:
+        """One more call in flight, of a key that has none."""
+        self.unfinished.add(key)
+        self._refs[key] = ref
+        ref.future().add_done_callback(partial(self._done, key))
 
     def _done(self, key: int, future: Future[Any]) -> None:
         error = future.exception()

@@ -21,10 +21,10 @@ import cmkernel
 import jobs
 from jobs.errors import InfrastructureError, JobStopped
 from jobs.gang.address import RAY_ADDRESS, check_reachable, cluster_address
-from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, natural, plan, wanted_ranks
+from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, natural
 from jobs.settings import ClusterSettings
 
-__all__ = ["Cluster", "Node", "connect", "default_num_ranks", "submission_id", "submitted_git_sha"]
+__all__ = ["Cluster", "Node", "connect", "submission_id", "submitted_git_sha"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,14 @@ class Cluster:
     def __init__(self, address: str, *, is_local: bool) -> None:
         self.address = address
         self.is_local = is_local
+        self.nodes: tuple[Node, ...] = ()
+        """As they were at the last ``refresh``."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask Ray for the nodes that are alive; it takes a minute to notice that one is cut off."""
         nodes = (_node(entry) for entry in ray.nodes() if entry["Alive"])
-        self.nodes: tuple[Node, ...] = tuple(sorted(nodes, key=lambda node: (natural(node.host), node.node_id)))
+        self.nodes = tuple(sorted(nodes, key=lambda node: (natural(node.host), node.node_id)))
 
     @property
     def num_gpus(self) -> int:
@@ -92,18 +98,6 @@ def connect(settings: ClusterSettings) -> Cluster:
         check_reachable(address, settings.connect_timeout_s)
     _init(f"can't use the Ray at {address}", address=address, runtime_env=_code())
     return Cluster(address, is_local=False)
-
-
-def default_num_ranks(cluster: Cluster, settings: ClusterSettings) -> int:
-    """``cluster.num_ranks``; where that is null every GPU (``gpus_per_host`` of each host), or 4 CPU ranks.
-
-    Raises:
-      UsageError: ``num_ranks`` is no multiple of ``gpus_per_host``.
-      InfrastructureError: the cluster doesn't have that many GPUs or CPUs, free or not.
-    """
-    num_ranks = wanted_ranks(cluster.nodes, settings)
-    plan(cluster.nodes, settings, num_ranks)
-    return num_ranks
 
 
 def submission_id() -> str | None:

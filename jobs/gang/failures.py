@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from jobs.errors import EXIT_INFRASTRUCTURE, InfrastructureError, JobError, UsageError
+from jobs.errors import EXIT_INFRASTRUCTURE, GangLost, InfrastructureError, JobError, UsageError
 from jobs.gang.answers import Answer
-from jobs.gang.member import Failure, Place
+from jobs.gang.member import Failure, Place, Report
+from jobs.gang.watchdog import describe_states
+
+_MAX_NAMED = 8
+# What jax raises where gloo or NCCL can't reach a peer, or waits for it in vain.
+_LOST_PEER = re.compile(
+    r"JaxRuntimeError: .*(Connection (closed|reset) by peer|Timed out waiting \d+ms for|remote process exited)"
+)
 
 
 class RankFailed(JobError):
@@ -32,8 +39,9 @@ def name_rank(places: Sequence[Place], rank: int) -> str:
 
 
 def name_ranks(places: Sequence[Place], ranks: Iterable[int]) -> str:
-    """Several of them, in order."""
-    return ", ".join(name_rank(places, rank) for rank in sorted(ranks))
+    """Several of them, in order; a long list is cut short."""
+    first, rest = sorted(ranks)[:_MAX_NAMED], sorted(ranks)[_MAX_NAMED:]
+    return ", ".join(name_rank(places, rank) for rank in first) + (f" and {len(rest)} more" if rest else "")
 
 
 def death_error(
@@ -47,24 +55,45 @@ def death_error(
         message += f" [what it printed: {place.host}:{place.stderr_path}]"
     if dead:
         message += f"; dead, too: {name_ranks(places, dead)}"
-    return InfrastructureError(message + _silent(places, silent))
+    return GangLost(message + _silent(places, silent), places)
 
 
 def hang_error(
+    places: Sequence[Place], reports: Mapping[int, Report], limit_s: float, doing: str, stacks: str
+) -> JobError:
+    """Of a gang that got nowhere for ``limit_s``; ranks without a report are unresponsive."""
+    message = f"no progress for {limit_s:g} s while {doing}{_found(places, reports)}; stacks: {stacks}"
+    return GangLost(message, places)
+
+
+def silence_error(
+    places: Sequence[Place],
+    silent: Sequence[int],
+    reports: Mapping[int, Report],
+    limit_s: float,
+    doing: str,
+    stacks: str,
+) -> JobError:
+    """Of ranks that are frozen or cut off; Ray takes a minute to declare them dead."""
+    message = f"no sign of life for {limit_s:g} s from {name_ranks(places, silent)} while {doing}"
+    return GangLost(f"{message}{_states(reports)}; stacks: {stacks}", places)
+
+
+def timeout_error(
     places: Sequence[Place],
     unfinished: Iterable[int],
-    silent: Collection[int],
+    reports: Mapping[int, Report],
     timeout_s: float,
     doing: str,
     stacks: str,
 ) -> JobError:
-    """Of ranks that haven't finished in time."""
+    """Of ranks that are too slow: a fresh gang would be no faster."""
     message = f"no answer within {timeout_s:g} s from {name_ranks(places, unfinished)} while {doing}"
-    return InfrastructureError(f"{message}{_silent(places, silent)}; stacks: {stacks}")
+    return InfrastructureError(f"{message}{_found(places, reports)}; stacks: {stacks}")
 
 
 def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int], doing: str) -> JobError:
-    """Of an exception that a rank's code raised."""
+    """Of an exception that a rank's code raised; ``silent`` ranks are dead or don't answer."""
     if isinstance(answer.value, Failure):
         failure = answer.value
         if final := final_error(failure):
@@ -73,9 +102,10 @@ def session_error(places: Sequence[Place], answer: Answer, silent: Sequence[int]
     else:
         what, tail = _one_line(str(answer.error).strip().splitlines()[-1]), str(answer.error)
     message = f"{name_rank(places, answer.key)} failed while {doing}: {what}{_cure(what)}{_silent(places, silent)}"
-    # A peer is gone, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
-    kind = InfrastructureError if silent else RankFailed
-    return kind(f"{message}\n{tail}")
+    if silent or _LOST_PEER.search(what):
+        # A peer is gone or stuck, its host too perhaps, and Ray doesn't know yet: the exception is only its echo.
+        return GangLost(f"{message}\n{tail}", places)
+    return RankFailed(f"{message}\n{tail}")
 
 
 def final_error(failure: Failure) -> JobError | None:
@@ -98,6 +128,15 @@ def _cure(what: str) -> str:
             "sets XLA_PYTHON_CLIENT_MEM_FRACTION"
         )
     return ""
+
+
+def _found(places: Sequence[Place], reports: Mapping[int, Report]) -> str:
+    """Who doesn't answer, and where the others are."""
+    return _silent(places, set(range(len(places))) - set(reports)) + _states(reports)
+
+
+def _states(reports: Mapping[int, Report]) -> str:
+    return f"; {describe_states(reports)}" if reports else ""
 
 
 def _silent(places: Sequence[Place], ranks: Collection[int]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,13 +17,16 @@ import ray
 from jobs.errors import JobError
 from jobs.gang import failures
 from jobs.gang.answers import Answer, Answers
+from jobs.gang.capacity import await_capacity
 from jobs.gang.cluster import Cluster
 from jobs.gang.failures import RankFailed
-from jobs.gang.member import NOWHERE, Failure, Member, Place, Setup
+from jobs.gang.heartbeats import Heartbeats
+from jobs.gang.member import NOWHERE, Failure, Member, Place, Report, Setup
 from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, refuse_unhealthy_gpus, ring_order
 from jobs.gang.placement import Placement
 from jobs.gang.rank import CONTROL, Rank
 from jobs.gang.shape import plan
+from jobs.gang.watchdog import Watchdog, describe_state
 from jobs.settings import ClusterSettings
 
 __all__ = ["SESSION", "Gang", "RankFailed"]
@@ -33,18 +38,21 @@ SESSION = "jobs.measure.session:Session"
 GRACE_S = 3.0
 # What a rank that is alive needs at most to answer on its control group.
 PING_TIMEOUT_S = 2.0
-STACKS_TIMEOUT_S = 5.0
+REPORT_TIMEOUT_S = 4.0
 CLOSE_TIMEOUT_S = 10.0
 
 
 class Gang:
     """Ranks that are set up; a context manager that ends them."""
 
-    def __init__(self, placement: Placement, stacks_dir: Path | None) -> None:
+    def __init__(self, placement: Placement, stall_timeout_s: float, stacks_path: Path | None) -> None:
         self._placement = placement
-        self._stacks_dir = stacks_dir
+        self._stall_timeout_s = stall_timeout_s
+        self._stacks_path = stacks_path
         self._actors: list[Any] = []
-        self._places: list[Place] = []
+        self.places: list[Place] = []
+        """Where the ranks run, as far as they have answered."""
+        self._heartbeats: Heartbeats | None = None
         self._closed = False
         self.members: tuple[Member, ...] = ()
 
@@ -56,7 +64,7 @@ class Gang:
         num_ranks: int,
         *,
         session: str = SESSION,
-        stacks_dir: Path | None = None,
+        stacks_path: Path | None = None,
     ) -> Gang:
         """Reserve, start the actors, order them by host and GPU, join them by jax.distributed.
 
@@ -65,17 +73,20 @@ class Gang:
           settings: time limits, GPUs per host, and XLA's share of GPU memory.
           num_ranks: one for each actor.
           session: ``module:Class`` of what ``call`` calls, importable on every node.
-          stacks_dir: folder for the stacks of a gang that hangs; ``None``: they are logged.
+          stacks_path: file for the stacks of a gang that hangs; ``None``: they are logged.
 
         Raises:
           UsageError: ``num_ranks`` and ``cluster.gpus_per_host`` don't fit.
-          InfrastructureError: no capacity, a rank died or didn't get ready in time, two ranks have one GPU, a GPU is
-            broken or somebody else's, or a host gives its peers a loopback address.
+          NoCapacity: the cluster lacks the resources, or others have them, for longer than ``placement_timeout_s``.
+          GangLost: a rank died.
+          InfrastructureError: a rank didn't get ready in time, two ranks have one GPU, a GPU is broken or
+            somebody else's, or a host gives its peers a loopback address.
           RankFailed: the session could not be built.
         """
-        shape = plan(cluster.nodes, settings, num_ranks)
-        placement = Placement.reserve(cluster.nodes, shape, timeout_s=settings.placement_timeout_s)
-        gang = cls(placement, stacks_dir)
+        limit_s = settings.placement_timeout_s
+        shape = await_capacity(cluster, limit_s, lambda nodes: plan(nodes, settings, num_ranks))
+        placement = Placement.reserve(cluster.nodes, shape, timeout_s=limit_s)
+        gang = cls(placement, settings.stall_timeout_s or math.inf, stacks_path)
         try:
             gang._start_actors(settings)
             gang._set_up(settings, session)
@@ -95,11 +106,12 @@ class Gang:
 
         Raises:
           JobError: what a session raised as one; ``UsageError`` for a refusal by cmkernel.
-          InfrastructureError: a rank died, or didn't answer in time.
+          GangLost: a rank died, or no rank got anywhere for ``cluster.stall_timeout_s``.
+          InfrastructureError: a rank didn't answer in time, although it got further.
           RankFailed: a session raised anything else.
         """
         refs = {rank: actor.call.remote(method, *args) for rank, actor in enumerate(self._actors)}
-        return self._gather(Answers(refs), timeout_s, doing)
+        return self._gather(Answers(refs), timeout_s, doing, Watchdog(self._stall_timeout_s))
 
     def close(self) -> None:
         """End all ranks, whatever they are doing, and give the resources back; takes 10 s at most."""
@@ -137,17 +149,17 @@ class Gang:
             for strategy in self._placement.strategies()
         ]
         self._actors = actors
-        self._places = [NOWHERE] * len(actors)
+        self.places = [NOWHERE] * len(actors)
         refs = {index: actor.place.remote() for index, actor in enumerate(actors)}
         places: list[Place] = self._gather(Answers(refs), settings.setup_timeout_s, "starting")
         # Only now is known where each actor is: neighbours in the ring shall be neighbours in the machine.
         order = sorted(range(len(actors)), key=lambda index: ring_order(places[index]))
-        self._actors, self._places = [actors[i] for i in order], [places[i] for i in order]
+        self._actors, self.places = [actors[i] for i in order], [places[i] for i in order]
 
     def _set_up(self, settings: ClusterSettings, session: str) -> None:
         if not self._placement.shape.on_gpus:
-            refuse_loopback(self._places)
-        refuse_unhealthy_gpus(self._places)
+            refuse_loopback(self.places)
+        refuse_unhealthy_gpus(self.places)
         doing, timeout_s = "setting up jax.distributed", settings.setup_timeout_s
         (coordinator,) = self._gather(Answers({0: self._actors[0].coordinator_address.remote()}), timeout_s, doing)
         setup = Setup(
@@ -162,19 +174,45 @@ class Gang:
         refs = {r: actor.setup.remote(dataclasses.replace(setup, rank=r)) for r, actor in enumerate(self._actors)}
         self.members = tuple(self._gather(Answers(refs), timeout_s, doing))
         refuse_shared_gpus(self.members)
+        self._heartbeats = Heartbeats(self._actors, settings.heartbeat_timeout_s)
 
-    def _gather(self, answers: Answers, timeout_s: float, doing: str) -> list[Any]:
+    def _gather(self, answers: Answers, timeout_s: float, doing: str, watchdog: Watchdog | None = None) -> list[Any]:
         """Values by rank, or the error that explains the first one that is missing."""
         deadline = time.monotonic() + timeout_s
         values: dict[int, Any] = {}
         while answers.unfinished:
-            answer = answers.next(deadline)
+            answer = answers.next(min([deadline, *self._checks(answers, watchdog, doing)]))
             if answer is None:
-                raise self._hang(answers.unfinished, timeout_s, doing)
+                if time.monotonic() < deadline:
+                    continue
+                reports = self._reports()
+                stacks = self._save(reports)
+                raise failures.timeout_error(self.places, answers.unfinished, reports, timeout_s, doing, stacks)
             if answer.error is not None or isinstance(answer.value, Failure):
                 raise self._cause(answer, answers, doing)
             values[answer.key] = answer.value
+            if watchdog:
+                watchdog.answered()
         return [values[rank] for rank in sorted(values)]
+
+    def _checks(self, answers: Answers, watchdog: Watchdog | None, doing: str) -> list[float]:
+        """Raise where a rank is gone or all are stuck; when to check again (``time.monotonic()``)."""
+        due_s = []
+        if self._heartbeats:
+            death, silent = self._heartbeats.check()
+            if death:
+                raise self._cause(death, answers, doing)
+            if silent:
+                reports = self._reports(set(range(len(self._actors))) - set(silent))
+                limit_s, stacks = self._heartbeats.limit_s, self._save(reports)
+                raise failures.silence_error(self.places, silent, reports, limit_s, doing, stacks)
+            due_s.append(self._heartbeats.due_s)
+        if watchdog:
+            asked_s = time.monotonic()
+            if asked_s >= watchdog.due_s and watchdog.is_stuck(reports := self._reports(), asked_s):
+                raise failures.hang_error(self.places, reports, watchdog.limit_s, doing, self._save(reports))
+            due_s.append(watchdog.due_s)
+        return due_s
 
     def _cause(self, first: Answer, answers: Answers, doing: str) -> JobError:
         """The error to report: a rank that died, rather than what its peers saw of that."""
@@ -183,12 +221,12 @@ class Gang:
         while answer is not None:
             if failures.is_death(answer):
                 dead, silent = self._survey(set(range(len(self._actors))) - {answer.key})
-                return failures.death_error(self._places, answer, dead, silent, doing)
+                return failures.death_error(self.places, answer, dead, silent, doing)
             if isinstance(answer.value, Failure) and (final := failures.final_error(answer.value)):
                 return final
             answer = answers.next(deadline)
-        _, silent = self._survey(answers.unfinished)
-        return failures.session_error(self._places, first, silent, doing)
+        dead, silent = self._survey(set(range(len(self._actors))) - {first.key})
+        return failures.session_error(self.places, first, sorted(dead + silent), doing)
 
     def _survey(self, ranks: set[int]) -> tuple[list[int], list[int]]:
         """Which of ``ranks`` are dead, and which don't answer."""
@@ -199,27 +237,30 @@ class Gang:
                 dead.append(answer.key)
         return sorted(dead), sorted(answers.unfinished)
 
-    def _hang(self, unfinished: set[int], timeout_s: float, doing: str) -> JobError:
-        answers = Answers({rank: actor.stacks.remote() for rank, actor in enumerate(self._actors)})
-        texts, deadline = {}, time.monotonic() + STACKS_TIMEOUT_S
+    def _reports(self, ranks: Iterable[int] | None = None) -> dict[int, Report]:
+        """Of those of ``ranks``, by default of all, that give one."""
+        asked = range(len(self._actors)) if ranks is None else ranks
+        answers = Answers({rank: self._actors[rank].report.remote() for rank in asked})
+        reports, deadline = {}, time.monotonic() + REPORT_TIMEOUT_S
         while (answer := answers.next(deadline)) is not None:
-            texts[answer.key] = answer.value if answer.error is None else f"{answer.error}"
-        sections = [
-            f"=== {failures.name_rank(self._places, rank)} ===\n{texts.get(rank, 'no answer')}\n"
-            for rank in range(len(self._actors))
-        ]
-        stacks = self._save_stacks("\n".join(sections))
-        return failures.hang_error(self._places, unfinished, answers.unfinished, timeout_s, doing, stacks)
+            if answer.error is None:
+                reports[answer.key] = answer.value
+        return reports
 
-    def _save_stacks(self, text: str) -> str:
-        """Where they are to be found."""
-        if self._stacks_dir is not None:
-            path = self._stacks_dir / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+    def _save(self, reports: Mapping[int, Report]) -> str:
+        """Where the stacks are to be found."""
+        sections = []
+        for rank in range(len(self._actors)):
+            report = reports.get(rank)
+            text = f"{describe_state(report)}\n{report.stacks}" if report else "no answer"
+            sections.append(f"=== {failures.name_rank(self.places, rank)} ===\n{text}\n")
+        text = "\n".join(sections)
+        if self._stacks_path is not None:
             try:
-                path.write_text(text)
-                return str(path)
+                self._stacks_path.write_text(text)
+                return str(self._stacks_path)
             except OSError as error:
-                logger.error("%s: %s", path, error)
+                logger.error("%s: %s", self._stacks_path, error)
         logger.error("stacks of the ranks:\n%s", text)
         return "in the log"
 

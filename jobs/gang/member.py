@@ -80,6 +80,22 @@ class Member:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a rank says about itself while a step runs, or is stuck."""
+
+    idle_s: float
+    """Seconds since it last got anywhere."""
+    is_compiling: bool
+    step: str | None
+    """``None``: between the driver's calls."""
+    iteration: int
+    """How often it got somewhere in this step."""
+    finished_case: str | None
+    stacks: str
+    """Of all threads that run more than Ray's own code."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Failure:
     """An exception that a rank's code raised, carried as data: Ray's own wrapping loses what can't be pickled."""

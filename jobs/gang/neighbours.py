@@ -1,17 +1,22 @@
-"""The order of the ranks, and what must hold between them before they can talk."""
+"""The order of the ranks, how that lies on hosts, and what must hold between them before they can talk."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
 
+from cmkernel import cost
 from jobs.errors import InfrastructureError
 from jobs.gang.member import Member, Place
 from jobs.gang.shape import natural
 from jobs.health.finding import refuse_failures
 from jobs.health.gpu_findings import gpu_findings
 from jobs.health.host_findings import UNREACHABLE, is_loopback, map_name
+from jobs.measure.layout import Layout
+from jobs.settings import ClusterSettings
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +24,18 @@ logger = logging.getLogger(__name__)
 def ring_order(place: Place) -> tuple[Any, ...]:
     """Sort key that makes neighbours in the ring neighbours in the machine: by host, then by GPU."""
     return natural(place.host), place.node_id, [natural(gpu) for gpu in place.gpu_ids]
+
+
+def layout(members: Sequence[Member], settings: ClusterSettings) -> Layout:
+    """How the ranks lie on hosts, with the bandwidths that ``settings`` name or that such devices let assume.
+
+    GPUs that NVLink joins count as one host, whatever they are in.
+    """
+    names = ("link_gbps", "nic_gbps", "nics_per_host")
+    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    links = dataclasses.replace(cost.default_links(members[0].device_kind), **given)
+    hosts = itertools.groupby(members, key=lambda member: member.nvlink_domain)
+    return Layout(tuple(len(list(ranks)) for _, ranks in hosts), links)
 
 
 def refuse_loopback(places: Sequence[Place]) -> None:

@@ -20,10 +20,11 @@ from typing import Any
 import ray
 
 from jobs.errors import InfrastructureError, JobError
-from jobs.gang.member import Failure, Member, Place, Setup
+from jobs.gang.member import Failure, Member, Place, Report, Setup
 from jobs.health.facts import GpuFacts
 from jobs.health.gpu_findings import MAX_FOREIGN_BYTES
 from jobs.health.host import boot_id, resolve
+from jobs.measure.pulse import PULSE
 
 # Group of the methods that answer while another method of the actor is stuck.
 CONTROL = "control"
@@ -62,7 +63,12 @@ class Rank:
 
     def call(self, method: str, *args: Any) -> Any:
         """Result of a method of the session, or the ``Failure`` that it raised."""
-        return _as_data(lambda: getattr(self._session, method)(*args))
+        named = [method, *(arg for arg in args if isinstance(arg, str))]
+        PULSE.begin(" ".join(named))
+        try:
+            return _as_data(lambda: getattr(self._session, method)(*args))
+        finally:
+            PULSE.begin(None)
 
     @ray.method(concurrency_group=CONTROL)
     def ping(self) -> bool:
@@ -70,19 +76,15 @@ class Rank:
         return True
 
     @ray.method(concurrency_group=CONTROL)
-    def stacks(self) -> str:
-        """Stacks of all threads that run more than Ray's own code."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        stacks = {
-            f"Thread {names.get(ident, ident)}:\n": traceback.extract_stack(frame)
-            for ident, frame in sys._current_frames().items()
-            if ident != threading.get_ident()
-        }
-        idle = (os.path.dirname(ray.__file__), threading.__file__)
-        return "\n".join(
-            title + "".join(stack.format())
-            for title, stack in stacks.items()
-            if not all(frame.filename.startswith(idle) for frame in stack)
+    def report(self) -> Report:
+        """How far this rank has got, and its stacks."""
+        return Report(
+            idle_s=PULSE.idle_s,
+            is_compiling=PULSE.is_compiling,
+            step=PULSE.step,
+            iteration=PULSE.iteration,
+            finished_case=PULSE.finished_case,
+            stacks=_stacks(),
         )
 
     def _look_around(self) -> Place:
@@ -105,8 +107,10 @@ class Rank:
         place = self.place()
         on_gpu = bool(place.gpu_ids)
         _set_environment(setup, on_gpu=on_gpu)
-        import jax  # after the environment, which it reads
+        import jax.monitoring  # after the environment, which it reads
 
+        jax.monitoring.register_scalar_listener(PULSE.compilation_begins)
+        jax.monitoring.register_event_duration_secs_listener(PULSE.compilation_ends)
         jax.distributed.initialize(
             setup.coordinator,
             setup.num_ranks,
@@ -198,6 +202,22 @@ def _versions(on_gpu: bool) -> dict[str, str]:
         version = nccl_version()
         versions["nccl"] = ".".join(map(str, version)) if version else "none"
     return versions
+
+
+def _stacks() -> str:
+    """Of all threads but this one that run more than Ray's own code."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = {
+        f"Thread {names.get(ident, ident)}:\n": traceback.extract_stack(frame)
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    }
+    idle = (os.path.dirname(ray.__file__), threading.__file__)
+    return "\n".join(
+        title + "".join(stack.format())
+        for title, stack in stacks.items()
+        if not all(frame.filename.startswith(idle) for frame in stack)
+    )
 
 
 def _as_data(function: Callable[..., Any], *args: Any) -> Any:

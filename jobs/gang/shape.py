@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from jobs.errors import InfrastructureError, UsageError
+from jobs.errors import NoCapacity, UsageError
 from jobs.settings import ClusterSettings
 
 DEFAULT_CPU_RANKS = 4
@@ -66,7 +66,7 @@ def wanted_ranks(nodes: Sequence[Node], settings: ClusterSettings) -> int:
     """Ranks to start: ``cluster.num_ranks``, else one for each GPU that may be used, else 4 CPU ranks.
 
     Raises:
-      InfrastructureError: no host has ``cluster.gpus_per_host`` GPUs.
+      NoCapacity: no host has ``cluster.gpus_per_host`` GPUs.
     """
     if settings.num_ranks is not None:
         return settings.num_ranks
@@ -75,7 +75,7 @@ def wanted_ranks(nodes: Sequence[Node], settings: ClusterSettings) -> int:
         return sum(node.num_gpus for node in nodes) or DEFAULT_CPU_RANKS
     num_hosts = sum(node.num_gpus >= per_host for node in nodes)
     if not num_hosts:
-        raise InfrastructureError(f"cluster.gpus_per_host={per_host}, but no host has that many: {describe(nodes)}")
+        raise NoCapacity(f"cluster.gpus_per_host={per_host}, but no host has that many: {describe(nodes)}")
     return per_host * num_hosts
 
 
@@ -84,12 +84,12 @@ def plan(nodes: Sequence[Node], settings: ClusterSettings, num_ranks: int) -> Sh
 
     Raises:
       UsageError: ``num_ranks`` is no multiple of ``cluster.gpus_per_host``.
-      InfrastructureError: the cluster, even with nothing else on it, doesn't have that much.
+      NoCapacity: the cluster, even with nothing else on it, doesn't have that much.
     """
     gpus = [node.num_gpus for node in nodes if node.num_gpus]
     if not gpus:
         if settings.gpus_per_host is not None:
-            raise InfrastructureError(f"cluster.gpus_per_host={settings.gpus_per_host}, but no GPU: {describe(nodes)}")
+            raise NoCapacity(f"cluster.gpus_per_host={settings.gpus_per_host}, but no GPU: {describe(nodes)}")
         shape = Shape((1,) * num_ranks, "PACK", on_gpus=False)
         return _fitting(shape, sum(node.num_cpus for node in nodes), nodes)
     if per_host := settings.gpus_per_host:
@@ -106,7 +106,7 @@ def plan(nodes: Sequence[Node], settings: ClusterSettings, num_ranks: int) -> Sh
 
 def _fitting(shape: Shape, available: int, nodes: Sequence[Node]) -> Shape:
     if shape.num_ranks > available:
-        raise InfrastructureError(
+        raise NoCapacity(
             f"cluster.num_ranks={shape.num_ranks} needs {shape}, but there is room for {available}: {describe(nodes)}"
         )
     return shape

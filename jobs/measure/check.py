@@ -12,6 +12,7 @@ import numpy as np
 
 from cmkernel import reference
 from jobs.measure import inputs
+from jobs.measure.pulse import PULSE
 from jobs.records import RankCheck
 from jobs.settings import Fault
 
@@ -80,7 +81,9 @@ def _compare_with_oracle(subject: Subject, result: Any, drawn: tuple[int, bool])
     if subject.fault is not Fault.none and subject.rank == subject.case.num_ranks - 1:
         shard = _plant(subject.fault, shard, subject.case)
     local = inputs.local_operands(subject.case, subject.rank, seed, integers=integers)
-    return int(_num_different(shard, *local)) if integers else jax.device_get(_compare(shard, *local))
+    found = int(_num_different(shard, *local)) if integers else jax.device_get(_compare(shard, *local))
+    PULSE.beat()
+    return found
 
 
 def _summarize(case: Case, found: list[reference.Comparison | int]) -> RankCheck:

@@ -19,6 +19,8 @@ from jobs.settings import LOCALS
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jobs.measure.layout import Layout
+
 BASELINE = "baseline"
 # XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
@@ -88,11 +90,18 @@ class Programs:
 
 
 def build(
-    request: Request, mesh: Mesh, example: Operands, *, chain_length: int, group: torch_fused.Group | None = None
+    request: Request,
+    mesh: Mesh,
+    example: Operands,
+    *,
+    chain_length: int,
+    layout: Layout | None = None,
+    group: torch_fused.Group | None = None,
 ) -> Programs:
     """The programs of ``request``; raises what ``cmkernel.all_gather_matmul`` raises, before anything is compiled.
 
-    ``group`` is what ``torch_fused`` runs in; all ranks must build it together, as it is tried out.
+    ``layout`` is how the mesh lies on hosts (``None``: not known). ``group`` is what ``torch_fused`` runs in; all ranks
+    must build it together, as it is tried out.
     """
     if request.implementation == torch_fused.NAME:
         if group is None:
@@ -100,7 +109,8 @@ def build(
         chain, about = torch_fused.build(group, *example, chain_length=chain_length)
         return Programs(Opened(torch_fused.NAME, "named", about), group.call, chain, group)
     options = _compiler_options(request.implementation)
-    opened, multiply = _OPENERS.get(request.implementation, _open_cmkernel)(request, mesh, example)
+    open_it = _OPENERS.get(request.implementation, functools.partial(_open_cmkernel, layout=layout))
+    opened, multiply = open_it(request, mesh, example)
     functions: tuple[Callable[..., jax.Array], ...] = multiply, _chain(multiply, chain_length)
     if request.implementation not in LOCALS:
         functions = tuple(_over_ranks(function, mesh) for function in functions)
@@ -116,8 +126,13 @@ def _compiler_options(implementation: str) -> dict[str, Any] | None:
     return _CUBLAS
 
 
-def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
+def _open_cmkernel(
+    request: Request, mesh: Mesh, example: Operands, *, layout: Layout | None = None
+) -> tuple[Opened, Multiply]:
     config = None
+    where: dict[str, Any] = {"axis_name": AXIS}
+    if layout is not None:
+        where |= {"devices_per_host": layout.devices_per_host, "links": layout.links}
     if request.config:
         config = CONFIG_TYPES["mosaic_gpu" if request.implementation == "auto" else request.implementation](
             **request.config
@@ -125,7 +140,7 @@ def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Ope
     choices: list[cmkernel.Choice] = []
 
     def choose(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        arguments: dict[str, Any] = {"axis_name": AXIS, "implementation": request.implementation, "config": config}
+        arguments = {**where, "implementation": request.implementation, "config": config}
         choices.append(cmkernel.choose_implementation(lhs, rhs, **arguments))
         return cmkernel.all_gather_matmul(lhs, rhs, **arguments)
 
@@ -134,9 +149,7 @@ def _open_cmkernel(request: Request, mesh: Mesh, example: Operands) -> tuple[Ope
     choice = choices[0]
 
     def multiply(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return cmkernel.all_gather_matmul(
-            lhs, rhs, axis_name=AXIS, implementation=choice.implementation, config=choice.config
-        )
+        return cmkernel.all_gather_matmul(lhs, rhs, **where, implementation=choice.implementation, config=choice.config)
 
     return Opened(choice.implementation, choice.reason, _plain(choice.config)), multiply
 

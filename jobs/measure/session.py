@@ -18,8 +18,10 @@ from jax.sharding import PartitionSpec
 
 from jobs.measure import inputs, programs, timing, torch_fused
 from jobs.measure.check import Subject, check
+from jobs.measure.layout import Layout
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
+from jobs.measure.pulse import PULSE
 from jobs.measure.telemetry import Sampler, nvlink_name
 from jobs.records import Case, RankCheck, Telemetry
 from jobs.settings import Fault, TimingSettings
@@ -73,7 +75,9 @@ class Session:
         """Join it; why that failed, or ``None``."""
         return self._group.join(host, port)
 
-    def open_case(self, case: Case, requests: list[Request], settings: TimingSettings, seed: int) -> list[Opened]:
+    def open_case(
+        self, case: Case, requests: list[Request], layout: Layout, settings: TimingSettings, seed: int
+    ) -> list[Opened]:
         """Draw the operands and build the programs; nothing of jax's is compiled yet.
 
         A baseline that can't run on the case is no error: it says why.
@@ -87,7 +91,12 @@ class Session:
         for request in requests:
             try:
                 program = programs.build(
-                    request, self.mesh, example, chain_length=settings.chain_length, group=self._group
+                    request,
+                    self.mesh,
+                    example,
+                    chain_length=settings.chain_length,
+                    layout=layout,
+                    group=self._group,
                 )
             except (NotImplementedError, ValueError) as error:
                 if not request.is_baseline:
@@ -117,6 +126,7 @@ class Session:
         lhs_sets, rhs_sets = zip(*sets, strict=True)
         for i in range(calls):
             program.call(*sets[i % len(sets)]).block_until_ready()
+            PULSE.beat()
         program.chain(lhs_sets, rhs_sets).block_until_ready()
 
     def start_sampling(self) -> None:
@@ -183,6 +193,8 @@ class Session:
 
     def close_case(self) -> None:
         """Drop operands and executables: each one with symmetric memory keeps a window over XLA's arena open."""
+        if self._open is not None:
+            PULSE.finished_case = str(self._open.case)
         self._open = None
         jax.clear_caches()
 
@@ -209,8 +221,10 @@ class Session:
     def _align_ranks(self) -> None:
         program, x = self._align
         program(x).block_until_ready()
+        PULSE.beat()
 
     def _align_on_device(self) -> str:
         program, x = self._align_busy
         self._aligned = program(x)
+        PULSE.beat()
         return "jit_cmkernel_align"

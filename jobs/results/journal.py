@@ -11,12 +11,14 @@ import fcntl
 import json
 import logging
 import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from jobs.errors import InfrastructureError, UsageError
-from jobs.records import TIMES, Row
+from jobs.records import TIMES, Case, Row
 from jobs.results.json_safe import json_safe, revive_floats
 
 logger = logging.getLogger(__name__)
@@ -109,6 +111,24 @@ def read(path: Path) -> list[Row]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path}:{number}: not a row ({type(error).__name__}: {error})") from error
     return rows
+
+
+def finished_cases(rows: Iterable[Row], *, requested: str, baselines: Collection[str]) -> set[Case]:
+    """Cases that need not be measured again: all their rows are among ``rows``.
+
+    Args:
+      rows: of one job.
+      requested: ``kernel.implementation``, whose row each case must have.
+      baselines: implementations that must have a row too.
+    """
+    by_case: dict[Case, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_case[row.case].append(row)
+    return {
+        case
+        for case, found in by_case.items()
+        if any(row.requested == requested for row in found) and set(baselines) <= {row.implementation for row in found}
+    }
 
 
 def _row(data: dict[str, Any]) -> Row:

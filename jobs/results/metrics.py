@@ -41,6 +41,7 @@ def history(row: Row) -> dict[str, Scalar]:
     - ``<implementation>/check_passed`` (0 or 1), ``num_wrong``, ``max_error``, ``relative_error``,
       ``relative_tolerance``;
     - ``case/name``, ``m_shard``, ``k``, ``n_shard``, ``dtype``, ``num_ranks``, ``implementation``;
+    - ``attempt``: the number of the gang;
     - ``gpu/sm_clock_min_mhz``: the slowest rank's; ``gpu/power_max_w``: the hungriest one's. On GPUs only.
 
     What isn't known is left out.
@@ -57,6 +58,7 @@ def history(row: Row) -> dict[str, Scalar]:
     metrics = {f"{row.implementation}/{name}": value for name, value in values.items()}
     metrics |= {f"case/{name}": value for name, value in dataclasses.asdict(row.case).items()}
     metrics["case/implementation"] = row.implementation
+    metrics["attempt"] = row.attempt
     if row.telemetry:
         metrics["gpu/sm_clock_min_mhz"] = min(rank.sm_clock_min_mhz for rank in row.telemetry)
         metrics["gpu/power_max_w"] = max(rank.power_max_w for rank in row.telemetry)

@@ -29,6 +29,10 @@ class Outcome:
     run_dir: Path | None = None
     wandb: WandbSink | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
+    """All rows of the journal, those of a job that this one resumes included."""
+    restarts: int = 0
+    restart_s: float = 0.0
+    """Seconds from each loss of a gang to the first step of the next one, added up."""
 
     def end(self, status: str, exit_code: int, error: object) -> None:
         """Record why the job ends early; the first reason stays, whatever goes wrong while cleaning up."""
@@ -54,6 +58,7 @@ class Outcome:
             exit_code=self.exit_code,
             run_dir=str(self.run_dir) if self.run_dir else None,
             rows=len(self.rows),
+            restarts=self.restarts,
             wandb_dir=str(self.wandb.dir) if self.wandb and self.wandb.dir else None,
             error=self.error,
             **more,

@@ -12,16 +12,18 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from jobs.errors import InfrastructureError, UsageError
 from jobs.results.journal import JOURNAL_NAME
 from jobs.results.json_safe import json_safe
-from jobs.settings import Settings
+from jobs.settings import Settings, to_settings
 
 DEFAULT_BASE = "~/cmkernel_runs"
+_CONFIG_NAME = "config.yaml"
+_ENVIRONMENT_NAME = "environment.json"
 # No fault of the option's value: another folder on the same disk would fail too.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -42,19 +44,29 @@ class RunDir:
           InfrastructureError: the disk is full or broken.
         """
         name = settings_run_dir or f"{DEFAULT_BASE}/{_own_name(submission_id)}"
-        if settings_run_dir and submission_id and not name.startswith(("/", "~")):
-            raise UsageError(f"run_dir={name} must be absolute: a submitted job's working directory vanishes with it")
-        with _refusing(name):
-            # abspath, not resolve(): the path stays as the user knows it, symbolic links included.
-            path = Path(os.path.abspath(Path(name).expanduser()))
-        with _refusing(path):
+        path = _absolute("run_dir", name, submission_id if settings_run_dir else None)
+        with _refusing("run_dir", path):
             if settings_run_dir is None:
                 path = _make_new(path)
             else:
                 _make_or_take(path)
-            probe = path / f".probe-{os.getpid()}"
-            probe.write_bytes(b"is it writable?\n")
-            probe.unlink()
+            _probe(path)
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, name: str, *, submission_id: str | None) -> RunDir:
+        """The folder that ``resume=`` names, which an earlier job has left.
+
+        Raises:
+          UsageError: there is none, it can't be written to, or it is relative to the working directory of a submitted
+            job.
+          InfrastructureError: the disk is full or broken.
+        """
+        path = _absolute("resume", name, submission_id)
+        if not (path / _CONFIG_NAME).is_file():
+            raise UsageError(f"resume={path} must be the run directory of an earlier job, with its {_CONFIG_NAME}")
+        with _refusing("resume", path):
+            _probe(path)
         return cls(path)
 
     @property
@@ -73,7 +85,7 @@ class RunDir:
         Raises:
           InfrastructureError: the file can't be written.
         """
-        self._write("config.yaml", OmegaConf.to_yaml(OmegaConf.structured(settings)))
+        self._write(_CONFIG_NAME, OmegaConf.to_yaml(OmegaConf.structured(settings)))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write what the job ran on to ``environment.json``.
@@ -81,7 +93,33 @@ class RunDir:
         Raises:
           InfrastructureError: the file can't be written.
         """
-        self._write("environment.json", json.dumps(json_safe(environment), indent=2, allow_nan=False) + "\n")
+        self._write(_ENVIRONMENT_NAME, json.dumps(json_safe(environment), indent=2, allow_nan=False) + "\n")
+
+    def read_config(self) -> Settings:
+        """The settings in ``config.yaml``.
+
+        Raises:
+          UsageError: they can't be read, or aren't those of this version's options.
+        """
+        path = self.path / _CONFIG_NAME
+        try:
+            return to_settings(cast(DictConfig, OmegaConf.create(path.read_text())))
+        except (OSError, ValueError, UsageError) as error:
+            raise UsageError(f"{path}: {error}") from error
+
+    def read_environment(self) -> dict[str, Any]:
+        """What ``environment.json`` says; empty where a job ended before it was written.
+
+        Raises:
+          UsageError: it can't be read.
+        """
+        path = self.path / _ENVIRONMENT_NAME
+        if not path.exists():
+            return {}
+        try:
+            return dict(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: can't be read ({error})") from error
 
     def write_examination(self, examination: Mapping[str, Any]) -> None:
         """Write what the doctor saw and found to ``doctor.json``.
@@ -93,10 +131,28 @@ class RunDir:
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name
+        new = path.with_name(f".{name}.new")
         try:
-            path.write_text(text)
+            # A disk that fills up leaves what was there before.
+            new.write_text(text)
+            new.replace(path)
         except OSError as error:
+            new.unlink(missing_ok=True)
             raise InfrastructureError(f"{path}: can't be written ({error.strerror})") from error
+
+
+def _absolute(option: str, name: str, submission_id: str | None) -> Path:
+    if submission_id and not name.startswith(("/", "~")):
+        raise UsageError(f"{option}={name} must be absolute: a submitted job's working directory vanishes with it")
+    with _refusing(option, name):
+        # abspath, not resolve(): the path stays as the user knows it, symbolic links included.
+        return Path(os.path.abspath(Path(name).expanduser()))
+
+
+def _probe(path: Path) -> None:
+    probe = path / f".probe-{os.getpid()}"
+    probe.write_bytes(b"is it writable?\n")
+    probe.unlink()
 
 
 def _own_name(submission_id: str | None) -> str:
@@ -124,19 +180,19 @@ def _make_or_take(path: Path) -> None:
     # An empty journal is what a job leaves that failed before its first row.
     if journal.exists() and journal.stat().st_size:
         raise UsageError(
-            f"run_dir={path} already holds a {JOURNAL_NAME}, and a run needs a folder of its own: name another one, or "
-            f"leave run_dir out for a new one below {DEFAULT_BASE}"
+            f"run_dir={path} already holds a {JOURNAL_NAME}, and a run needs a folder of its own: name another one, "
+            f"leave run_dir out for a new one below {DEFAULT_BASE}, or continue that job with resume={path}"
         )
 
 
 @contextlib.contextmanager
-def _refusing(path: Path | str) -> Iterator[None]:
+def _refusing(option: str, path: Path | str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # expanduser() finds no home
-        raise UsageError(f"run_dir={path}: {error}") from error
+        raise UsageError(f"{option}={path}: {error}") from error
     except OSError as error:
         if error.errno in _DISK_ERRORS:
-            raise InfrastructureError(f"run_dir={path}: {error.strerror}") from error
+            raise InfrastructureError(f"{option}={path}: {error.strerror}") from error
         reason = "a file is in the way" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
-        raise UsageError(f"run_dir={path}: not writable ({reason}); name a folder the driver may write to") from error
+        raise UsageError(f"{option}={path}: not writable ({reason}); name a folder the driver may write to") from error

@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cmkernel.cost import ExpectedTime
+from cmkernel.cost import ExpectedTime, peak_tflops
+from jobs.measure.layout import Layout
 from jobs.records import HEADLINE, TIMES, Case, Row
 
 MAX_WIDTH = 180
@@ -73,7 +74,7 @@ _COLUMNS = (
     _Column("n_shard", "(cols)", 7, lambda row: str(row.case.n_shard)),
     _Column("type", "", 4, lambda row: _DTYPES.get(row.case.dtype, row.case.dtype)),
     _Column("D", "", 3, lambda row: str(row.case.num_ranks)),
-    _Column("implementation", "", 17, lambda row: row.implementation, left=True),
+    _Column("implementation", "", 18, lambda row: row.implementation, left=True),
     _time("kernel_us", 9),
     _fastest_rank("kernel_us", 7),
     *(_time(name, _TIME_WIDTHS.get(name, 9)) for name in TIMES if name != "kernel_us"),
@@ -110,8 +111,7 @@ def header_lines(
     modelled = any(expected is not None for _, expected in cases)
     lines = [
         f"# Ring all-gather matmul: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}",
-        "# Devices",
-        *(_member_line(member) for member in members),
+        *device_lines(members),
         f"# Versions : {', '.join(named)}",
         f"# Links    : {links or _NONE}",
         f"# Cases    : {len(cases)}"
@@ -123,6 +123,26 @@ def header_lines(
     ]
     lines += [f"#   {case}{_expected(expected) if expected else ''}" for case, expected in cases]
     return lines
+
+
+def device_lines(members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where the ranks are; ``members`` as in ``header_lines``."""
+    return ["# Devices", *(_member_line(member) for member in members)]
+
+
+def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[str]:
+    """What the cost model expects of both portable rings on each case; nothing where all ranks are on one host."""
+    if hosts.num_hosts == 1:
+        return []
+    if (refusal := hosts.two_level_refusal) is not None:
+        return [f"# Hosts    : the two-level ring {refusal}"]
+    links, unknown = hosts.links, any(peak_tflops(device_kind, case.dtype) is None for case in cases)
+    return [
+        f"# Hosts    : {hosts.num_hosts} of {_count(hosts.ranks_per_host[0], 'rank')}; modelled with "
+        f"{links.link_gbps:g} GB/s within a host and {links.nics_per_host} x {links.nic_gbps:g} GB/s to the others"
+        + ("; the multiply counts as nothing where its peak isn't known" if unknown else ""),
+        *(f"#   {case}  {hosts.expected_rings(case, device_kind)}" for case in cases),
+    ]
 
 
 def column_lines() -> list[str]:

@@ -40,6 +40,8 @@ class WandbSink:
         self.dir: Path | None = None
         """Directory of the W&B run, absolute; ``None`` where there is none."""
         self.url: str | None = None
+        self.run_id: str | None = None
+        """W&B's id of the run: what ``start`` takes to continue it."""
         self._finish_timeout_s = settings.finish_timeout_s
         self._run_dir = run_dir
         self._starter = starter
@@ -56,11 +58,13 @@ class WandbSink:
         config: Mapping[str, Any],
         group: str | None,
         tags: Sequence[str],
+        run_id: str | None = None,
     ) -> WandbSink:
         """Start the run. To be called before GPUs are reserved: it takes up to ``init_timeout_s`` and some seconds.
 
         ``auto`` is online where a key is configured (``api_key_file``, WANDB_API_KEY, netrc), else offline; WANDB_MODE
-        may turn it to offline or disabled. A key isn't written anywhere.
+        may turn it to offline or disabled. A key isn't written anywhere. ``run_id`` continues an earlier job's run,
+        whose rows ``replay`` takes.
 
         Raises:
           UsageError: the key's file can't be read, or a tag has no or too many characters.
@@ -68,7 +72,9 @@ class WandbSink:
         """
         mode = _wanted_mode(settings.mode)
         if mode is WandbMode.disabled:
-            return cls(settings, run_dir)
+            sink = cls(settings, run_dir)
+            sink.run_id = run_id
+            return sink
         for tag in tags:
             if not 1 <= len(tag) <= MAX_TAG_LENGTH:
                 raise UsageError(f"wandb.tags: {tag!r} must have 1 to {MAX_TAG_LENGTH} characters")
@@ -82,9 +88,9 @@ class WandbSink:
         )
         sink = cls(settings, run_dir, starter)
         if mode is not WandbMode.offline:
-            sink._open(WandbMode.online, fatal=mode is WandbMode.online)
+            sink._open(WandbMode.online, run_id, fatal=mode is WandbMode.online)
         if sink._run is None:
-            sink._open(WandbMode.offline, fatal=mode is WandbMode.offline)
+            sink._open(WandbMode.offline, run_id, fatal=mode is WandbMode.offline)
         return sink
 
     def log_row(self, row: Row, members: Sequence[RankInfo]) -> None:
@@ -99,24 +105,41 @@ class WandbSink:
         except Exception as error:
             self._note(f"a row was not logged: {_told(error)}")
 
-    def finish(self, *, exit_code: int, status: str) -> None:
+    def replay(self, rows: Sequence[tuple[Row, Sequence[RankInfo]]]) -> None:
+        """Log the rows of the job that this one continues: what of them W&B got is overwritten by the same.
+
+        An offline run is then whole in its new folder, and the earlier job's folders of it are removed: ``wandb sync``
+        would upload the rows twice.
+        """
+        for row, members in rows:
+            self.log_row(row, members)
+        if self._run is None or not self.complete:
+            return
+        for path in (self._run_dir / "wandb").glob(f"offline-run-*-{self._run.id}"):
+            if path != self.dir:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def finish(self, *, exit_code: int, status: str, more: Mapping[str, Scalar] | None = None) -> None:
         """End the run with the per-rank table, the journal as an artifact, and the job's end in the summary.
+
+        ``more`` goes into the summary as well.
 
         Takes up to ``finish_timeout_s`` and some seconds; what W&B hasn't got by then stays on disk. Raises nothing: a
         problem is logged, and ``complete`` is false.
         """
         if self._run is None or self._starter is None:
             return
+        end = {"status": status, "exit_code": exit_code, **(more or {})}
         try:
             try:
-                self._conclude(self._run, exit_code, status)
+                self._conclude(self._run, end)
             except TimeoutError:
                 raise
             except Exception as error:
                 # `ray job stop` signals all descendants of the driver: W&B's service dies of it at once.
                 self._revive(error)
                 if self._run is not None:
-                    self._conclude(self._run, exit_code, status)
+                    self._conclude(self._run, end)
         except Exception as error:
             self._note(f"the run is not finished: {_told(error)}")
         finally:
@@ -134,11 +157,11 @@ class WandbSink:
             lines.append(f"#   sync   : {sync_command(self.dir)}")
         return lines
 
-    def _open(self, mode: WandbMode, *, fatal: bool) -> None:
+    def _open(self, mode: WandbMode, run_id: str | None, *, fatal: bool) -> None:
         """Start the run in ``mode``; where that fails and isn't fatal, the sink is left without one, loudly."""
         assert self._starter is not None
         try:
-            self._take(self._starter.start(mode), mode)
+            self._take(self._starter.start(mode, run_id=run_id), mode)
         except NoKeyError as error:
             if fatal:
                 raise InfrastructureError(f"wandb.mode={mode.value}: {error}") from error
@@ -149,16 +172,15 @@ class WandbSink:
             logger.warning("W&B can't be %s and falls back to offline: %s", mode.value, self.fallback_reason)
 
     def _take(self, run: WandbRun, mode: WandbMode) -> None:
-        self._run, self.mode, self.dir, self.url = run, mode, run.dir, run.url
+        self._run, self.mode, self.dir, self.url, self.run_id = run, mode, run.dir, run.url, run.id
         logger.info("W&B is %s: %s", mode.value, run.url or run.dir)
 
-    def _conclude(self, run: WandbRun, exit_code: int, status: str) -> None:
+    def _conclude(self, run: WandbRun, end: Mapping[str, Any]) -> None:
         """What ``finish`` does, each part within its limit; after a timeout the part is left behind in its thread."""
         deadline_s = time.monotonic() + self._finish_timeout_s
         num_failed = sum(row.failed for row, _ in self._rows)
-        end: dict[str, Scalar] = {"status": status, "exit_code": exit_code}
-        end |= {"rows": len(self._rows), "failed_checks": num_failed}
-        call_within(self._finish_timeout_s, lambda: run.summarize(end))
+        summary = {**end, "rows": len(self._rows), "failed_checks": num_failed}
+        call_within(self._finish_timeout_s, lambda: run.summarize(summary))
         try:
             journal = self._run_dir / JOURNAL_NAME
             call_within(self._finish_timeout_s * FILES_SHARE, lambda: run.log_files(self._rows, journal))
@@ -166,7 +188,7 @@ class WandbSink:
             raise
         except Exception as error:
             self._note(f"the table per_rank and the journal are not in the run: {_told(error)}")
-        call_within(deadline_s - time.monotonic(), lambda: run.finish(exit_code))
+        call_within(deadline_s - time.monotonic(), lambda: run.finish(end["exit_code"]))
 
     def _revive(self, error: Exception) -> None:
         """Once W&B's service has died: make the run again, under its id and from the rows."""

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import cmkernel
-from cmkernel import reference
+from cmkernel import hardware, reference
+from cmkernel.ring import TwoLevelRing
 
 M_SHARD, K, N_SHARD = 16, 128, 24
 
@@ -163,26 +165,150 @@ def test_dtypes_must_match_and_be_floating():
         run(lhs.astype(jnp.int8), rhs.astype(jnp.int8))
 
 
-def test_the_ring_lets_xla_overlap_its_exchange():
-    """Each exchange must be independent of the multiply beside it, or nothing can run in parallel."""
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+def jaxpr_of(num_ranks, **options):
+    """The body of the product on each rank."""
+    mesh = jax.make_mesh((num_ranks,), ("x",), axis_types=(AxisType.Auto,))
     function = jax.shard_map(
-        functools.partial(cmkernel.all_gather_matmul, axis_name="x", implementation="ppermute"),
+        functools.partial(cmkernel.all_gather_matmul, axis_name="x", **options),
         mesh=mesh,
         in_specs=(PartitionSpec("x", None), PartitionSpec(None, "x")),
         out_specs=PartitionSpec(None, "x"),
         check_vma=False,
     )
-    jaxpr = jax.make_jaxpr(function)(*operands(4, jnp.bfloat16)).jaxpr.eqns[0].params["jaxpr"]
+    jaxpr = jax.make_jaxpr(function)(*operands(num_ranks, jnp.bfloat16)).jaxpr.eqns[0].params["jaxpr"]
     (product,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "custom_vjp_call"]
-    jaxpr = product.params["call_jaxpr"].jaxpr
+    return product.params["call_jaxpr"].jaxpr
+
+
+def is_multiply(eqn):
+    return eqn.primitive.name == "dot_general" or "dot" in str(eqn.params.get("name", ""))
+
+
+@pytest.mark.parametrize(
+    "options", [{"implementation": "ppermute"}, {"implementation": "ppermute_two_level", "devices_per_host": 2}]
+)
+def test_the_rings_let_xla_overlap_their_exchanges(options):
+    """Each exchange must be independent of the multiply beside it, or nothing can run in parallel."""
     depends_on_a_multiply = set()
     exchanges = 0
-    for eqn in jaxpr.eqns:
+    for eqn in jaxpr_of(4, **options).eqns:
         tainted = any(v in depends_on_a_multiply for v in eqn.invars if not hasattr(v, "val"))
         if eqn.primitive.name == "ppermute":
             exchanges += 1
             assert not tainted
-        if tainted or eqn.primitive.name == "dot_general" or "dot" in str(eqn.params.get("name", "")):
+        if tainted or is_multiply(eqn):
             depends_on_a_multiply.update(eqn.outvars)
     assert exchanges == 3
+
+
+# The two-level ring.
+
+HOSTS = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2)]
+TWO_AXES = {"names": ("host", "device"), "axis_name": ("host", "device")}
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "num_devices", "dtype"),
+    [*((*hosts, jnp.bfloat16) for hosts in HOSTS), (2, 3, jnp.float16), (2, 3, jnp.float32)],
+)
+def test_both_rings_agree_bit_for_bit(num_hosts, num_devices, dtype):
+    num_ranks = num_hosts * num_devices
+    lhs, rhs = operands(num_ranks, dtype)
+    flat = run(lhs, rhs, shape=(num_ranks,), implementation="ppermute")
+    two_level = {"implementation": "ppermute_two_level"}
+    by_number = run(lhs, rhs, shape=(num_ranks,), **two_level, devices_per_host=num_devices)
+    by_axes = run(lhs, rhs, shape=(num_hosts, num_devices), **TWO_AXES, **two_level)
+    assert flat.dtype == by_number.dtype == by_axes.dtype == dtype
+    assert (flat == by_number).all()
+    assert (flat == by_axes).all()
+    assert reference.compare(flat, lhs, rhs).num_wrong == 0
+
+
+@pytest.mark.parametrize("implementation", ["auto", "ppermute", "xla"])
+def test_two_axes_are_one_ring_for_the_others(implementation):
+    lhs, rhs = operands(8, jnp.bfloat16)
+    result = run(lhs, rhs, shape=(2, 4), **TWO_AXES, implementation=implementation, out_dtype=jnp.float32)
+    assert result.dtype == jnp.float32
+    assert (result == run(lhs, rhs, shape=(8,), implementation=implementation, out_dtype=jnp.float32)).all()
+
+
+def test_a_nic_is_asked_for_one_shard_a_revolution_before_its_first_multiply():
+    hosts = TwoLevelRing(2, 4)
+    order = []
+    for eqn in jaxpr_of(8, implementation="ppermute_two_level", devices_per_host=4).eqns:
+        if eqn.primitive.name == "ppermute":
+            order.append("across" if eqn.params["perm"] == hosts.outer_permutation() else "within")
+            assert eqn.params["perm"] in (hosts.outer_permutation(), hosts.inner_permutation())
+        elif is_multiply(eqn):
+            order.append("multiply")
+    revolution = ["within", "multiply"] * 3 + ["multiply"]
+    assert order == ["across", *revolution, *revolution]
+
+
+def choose(shape=(8,), names=("x",), axis_name="x", sizes=(M_SHARD, K, N_SHARD), **options):
+    """What a rank would run."""
+    choices = []
+
+    def on_rank(lhs, rhs):
+        choices.append(cmkernel.choose_implementation(lhs, rhs, axis_name=axis_name, **options))
+        return lhs
+
+    num_ranks, (m_shard, k, n_shard) = math.prod(shape), sizes
+    mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
+    specs = PartitionSpec(axis_name, None), PartitionSpec(None, axis_name)
+    function = jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    shapes = (num_ranks * m_shard, k), (k, num_ranks * n_shard)
+    jax.eval_shape(function, *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes))
+    return choices[0]
+
+
+@pytest.mark.parametrize("hosts", [{"devices_per_host": 4}, {"shape": (2, 4), **TWO_AXES}])
+def test_auto_takes_two_levels_where_the_network_is_slow(hosts, caplog):
+    with caplog.at_level(logging.INFO, logger="cmkernel"):
+        slow = choose(**hosts, links=cmkernel.Links(450.0, nic_gbps=25.0))
+    assert slow.implementation == "ppermute_two_level"
+    assert "mosaic_gpu can't run here: " in slow.reason
+    # 4096 bytes a shard; 7 cross the network one after the other, or 4 at once and then 3 within the host.
+    assert "; over 2 hosts of 4 ranks expected: flat ring 1.1 us, two-level ring 0.7 us" in slow.reason
+    assert f"takes ppermute_two_level, as {slow.reason}" in caplog.text
+    assert choose(**hosts).implementation == "ppermute_two_level", "by the links that are assumed"
+
+
+def test_auto_takes_the_flat_ring_where_two_levels_save_nothing():
+    one_a_host = choose(devices_per_host=1)
+    assert one_a_host.implementation == "ppermute"
+    assert "over 8 hosts of 1 ranks expected: flat ring" in one_a_host.reason
+    for hosts in ({}, {"devices_per_host": 8}):
+        choice = choose(**hosts)
+        assert choice.implementation == "ppermute"
+        assert "expected" not in choice.reason
+
+
+def test_a_kernel_that_needs_nvlink_is_refused_over_hosts(monkeypatch):
+    monkeypatch.setattr(hardware, "unsupported_reason", lambda **_: None)
+    monkeypatch.setattr(hardware, "num_sms", lambda: 132)
+    assert choose(devices_per_host=8, sizes=(512, 4096, 4096)).implementation == "mosaic_gpu"
+    with pytest.raises(NotImplementedError, match="the ranks are on 2 hosts, and must be on one that NVLink joins"):
+        choose(devices_per_host=4, implementation="mosaic_gpu")
+    with pytest.raises(NotImplementedError, match=r"axis_name=\('host', 'device'\) must be a single axis"):
+        choose(shape=(2, 4), **TWO_AXES, implementation="mosaic_gpu")
+    assert choose(devices_per_host=4).implementation == "ppermute_two_level"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "implementation='ppermute_two_level' needs to know the hosts: pass devices_per_host, or axis_name="),
+        ({"devices_per_host": 3}, "devices_per_host=3 must divide num_ranks=8, the size of axis 'x'"),
+        ({"devices_per_host": 0}, "devices_per_host=0 must divide num_ranks=8"),
+        ({"shape": (2, 4), **TWO_AXES, "devices_per_host": 2}, "devices_per_host=2 must be left out, or 4, the size"),
+        (
+            {"shape": (2, 2, 2), "names": ("a", "b", "c"), "axis_name": ("a", "b", "c")},
+            r"axis_name=\('a', 'b', 'c'\) must be one axis, or two: \(host axis, device axis\)",
+        ),
+        ({"devices_per_host": 4, "config": cmkernel.KernelConfig()}, "'ppermute_two_level' has no tiles"),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        choose(**options, implementation="ppermute_two_level")

@@ -1,8 +1,11 @@
 """The cost model against figures worked out by hand."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cmkernel import cost
+from cmkernel.cost import Links
 
 ARTICLE = {"m_shard": 1024, "k": 4096, "n_shard": 4096}
 
@@ -46,3 +49,87 @@ def test_no_peak_is_claimed_where_none_is_known():
 def test_the_article_bound_from_a_measured_time():
     # The article: 43 us a shard on one H100, two ranks.
     assert cost.article_bound_us(2 * 43, 2) == 92
+
+
+# Both rings over hosts: 8.39 MB a shard; a step's multiply takes 34.7 us on an H200, its NVLink 18.6 us.
+
+PEAK_TFLOPS = 989.4
+STEP_US, LINK_US = 34.73, 8 * 2**20 / 450e3
+
+
+def rings(links, *, num_hosts, devices_per_host, peak_tflops=PEAK_TFLOPS, **sizes):
+    return cost.expected_rings(
+        links,
+        peak_tflops=peak_tflops,
+        **{**ARTICLE, **sizes},
+        num_hosts=num_hosts,
+        devices_per_host=devices_per_host,
+        dtype="bfloat16",
+    )
+
+
+def test_the_two_level_ring_wins_on_two_hosts_that_share_a_slow_card():
+    """15 shards cross one after the other in the flat ring, and 8 at once in the two-level one."""
+    expected = rings(Links(450.0, nic_gbps=25.0), num_hosts=2, devices_per_host=8)
+    crossing_us = 8 * 2**20 / 25e3
+    assert expected.flat_us == pytest.approx(15 * crossing_us + STEP_US, abs=0.1)
+    assert expected.two_level_us == pytest.approx(8 * crossing_us + 8 * STEP_US, abs=0.1)
+    assert expected.prefers_two_level
+
+
+def test_a_card_for_each_device_carries_one_shard_a_revolution():
+    """The default of an H200 host: 168 us a crossing hide behind eight multiplies, but not behind one."""
+    expected = rings(cost.default_links("NVIDIA H200"), num_hosts=2, devices_per_host=8)
+    assert expected.flat_us == pytest.approx(15 * 167.8 + STEP_US, abs=1)
+    assert expected.two_level_us == pytest.approx(16 * STEP_US, abs=0.1), "as fast as the multiply"
+    assert expected.prefers_two_level
+
+
+def test_cards_shared_by_a_few_devices():
+    """4 devices on 3 cards: one of these has two shards to send."""
+    slow = {"num_hosts": 3, "devices_per_host": 4, "peak_tflops": None}
+    one, three, four = (rings(Links(450.0, nic_gbps=25.0, nics_per_host=n), **slow).two_level_us for n in (1, 3, 4))
+    last_us = 3 * LINK_US
+    assert one - last_us == pytest.approx(2 * (three - last_us)) == pytest.approx(4 * (four - last_us))
+
+
+def test_a_fast_network_leaves_nothing_to_win():
+    expected = rings(Links(450.0, nic_gbps=400.0), num_hosts=2, devices_per_host=8)
+    assert expected.flat_us == pytest.approx(expected.two_level_us)
+    assert not expected.prefers_two_level
+
+
+SIZES = st.integers(1, 2**14)
+GBPS = st.floats(0.01, 2_000)
+
+
+@given(
+    links=st.builds(Links, link_gbps=GBPS, nic_gbps=GBPS, nics_per_host=st.integers(1, 10)),
+    sizes=st.fixed_dictionaries({"m_shard": SIZES, "k": SIZES, "n_shard": SIZES}),
+    num_hosts=st.integers(1, 8),
+    devices_per_host=st.integers(1, 8),
+    peak_tflops=st.none() | st.just(PEAK_TFLOPS),
+)
+def test_the_two_level_ring_loses_nowhere_and_ties_with_one_level(
+    links, sizes, num_hosts, devices_per_host, peak_tflops
+):
+    shape = {"num_hosts": num_hosts, "devices_per_host": devices_per_host, "peak_tflops": peak_tflops}
+    expected = rings(links, **sizes, **shape)
+    if 1 in (num_hosts, devices_per_host):
+        assert expected.two_level_us == pytest.approx(expected.flat_us)
+        assert not expected.prefers_two_level
+    assert expected.two_level_us <= expected.flat_us * (1 + 1e-9)
+
+
+def test_both_rings_are_the_known_ring_on_one_host():
+    device = cost.device_model("NVIDIA H200")
+    for n_shard in (512, 4096):
+        known = cost.expected_time(device, m_shard=1024, k=4096, n_shard=n_shard, num_ranks=8, dtype="bfloat16")
+        expected = rings(cost.default_links("NVIDIA H200"), num_hosts=1, devices_per_host=8, n_shard=n_shard)
+        assert expected.flat_us == pytest.approx(known.overlapped_us)
+
+
+@pytest.mark.parametrize("field", ["link_gbps", "nic_gbps", "nics_per_host"])
+def test_links_carry_something(field):
+    with pytest.raises(ValueError, match=f"{field}=0 must be greater than 0"):
+        Links(**{"link_gbps": 1.0, "nic_gbps": 1.0, "nics_per_host": 1, field: 0})

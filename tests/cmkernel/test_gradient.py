@@ -241,6 +241,77 @@ def test_the_gathered_lhs_is_in_rank_order(module):
     assert (copies.reshape(4, *lhs.shape) == lhs).all()
 
 
+# Over hosts: a flat axis of which the hosts are known, and an axis for each level.
+
+TWO_AXES = ("host", "device")
+HOSTS = [(1, 3, "x"), (3, 1, "x"), (2, 3, "x"), (2, 3, TWO_AXES), (4, 2, "x")]
+
+
+def product_on_hosts(num_hosts, num_devices, axis_name, **options):
+    """``(lhs, rhs, d_out) -> (out, d_lhs, d_rhs)`` by the two-level ring, with a batch or without."""
+    hosts = {} if axis_name == TWO_AXES else {"devices_per_host": num_devices}
+    product = functools.partial(
+        cmkernel.all_gather_matmul, axis_name=axis_name, implementation="ppermute_two_level", **hosts, **options
+    )
+
+    def on_rank(lhs, rhs, d_out):
+        out, pullback = jax.vjp(product, lhs, rhs)
+        return out, *pullback(d_out)
+
+    mesh = jax.make_mesh((num_hosts, num_devices), TWO_AXES, axis_types=(AxisType.Auto,) * 2)
+    if axis_name != TWO_AXES:
+        mesh = jax.make_mesh((num_hosts * num_devices,), (axis_name,), axis_types=(AxisType.Auto,))
+
+    def run(lhs, rhs, d_out):
+        batch = (None,) * (lhs.ndim - 2)
+        lhs_spec, out_spec = PartitionSpec(*batch, axis_name, None), PartitionSpec(*batch, None, axis_name)
+        rhs_spec = PartitionSpec(None, axis_name)
+        specs = (lhs_spec, rhs_spec, out_spec), (out_spec, lhs_spec, rhs_spec)
+        return jax.jit(jax.shard_map(on_rank, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False))(
+            lhs, rhs, d_out
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("save_gathered_lhs", [False, True])
+@pytest.mark.parametrize(("num_hosts", "num_devices", "axis_name"), HOSTS)
+def test_gradients_over_hosts_are_exact(num_hosts, num_devices, save_gathered_lhs, axis_name):
+    num_ranks, dtype = num_hosts * num_devices, jnp.bfloat16
+    lhs, rhs = integers(0, (num_ranks * M_SHARD, K), dtype), integers(1, (K, num_ranks * N_SHARD), dtype)
+    d_out = integers(2, (num_ranks * M_SHARD, num_ranks * N_SHARD), dtype)
+    product = product_on_hosts(num_hosts, num_devices, axis_name, save_gathered_lhs=save_gathered_lhs)
+    out, d_lhs, d_rhs = product(lhs, rhs, d_out)
+    assert int(reference.num_different(out, lhs, rhs)) == 0
+    assert int(reference.num_different(d_lhs, d_out, rhs.T)) == 0
+    assert int(reference.num_different(d_rhs, lhs.T, d_out)) == 0
+
+
+@pytest.mark.parametrize("save_gathered_lhs", [False, True])
+def test_a_batch_over_hosts_keeps_its_order(save_gathered_lhs):
+    lhs, rhs = integers(0, (3, 6 * M_SHARD, K)), integers(1, (K, 6 * N_SHARD))
+    d_out = integers(2, (3, 6 * M_SHARD, 6 * N_SHARD))
+    product = product_on_hosts(2, 3, "x", save_gathered_lhs=save_gathered_lhs, out_dtype=jnp.float32)
+    out, d_lhs, d_rhs = product(lhs, rhs, d_out)
+    assert (out == jnp.einsum("bmk,kn->bmn", lhs, rhs, precision="highest")).all()
+    assert (d_lhs == jnp.einsum("bmn,kn->bmk", d_out, rhs, precision="highest")).all()
+    assert (d_rhs == jnp.einsum("bmk,bmn->kn", lhs, d_out, precision="highest")).all()
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_wrong_order_of_what_came_over_hosts_is_found(skipped, monkeypatch):
+    def roll(x, shift, axis):
+        return x if axis == skipped else jnp.roll(x, shift, axis)
+
+    patched = type(jnp)(jnp.__name__)
+    patched.__dict__.update({**vars(jnp), "roll": roll})
+    monkeypatch.setattr(gradient, "jnp", patched)
+    lhs, rhs = integers(0, (6 * M_SHARD, K)), integers(1, (K, 6 * N_SHARD))
+    d_out = integers(2, (6 * M_SHARD, 6 * N_SHARD))
+    _, _, d_rhs = product_on_hosts(2, 3, "x", save_gathered_lhs=True)(lhs, rhs, d_out)
+    assert int(reference.num_different(d_rhs, lhs.T, d_out)) > 0
+
+
 # A batch.
 
 BATCHED, BATCHED_OUT = PartitionSpec(None, "x", None), PartitionSpec(None, None, "x")

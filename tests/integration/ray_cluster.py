@@ -46,13 +46,7 @@ def ray_cluster(*, num_cpus: int = 4, env: Mapping[str, str] | None = None) -> I
     """
     # Short: sockets lie below it, and their paths may have 107 bytes.
     temp_dir = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
-    token_path = temp_dir / "token"
-    token_path.write_text(secrets.token_hex(32))
-    token_path.chmod(0o600)
-    auth_env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    # As in an activated environment: a job's entry point calls `python`.
-    inherited["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
+    auth_env, inherited = write_token(temp_dir), inherited_environment()
     cluster_env = {**inherited, **auth_env, **(env or {})}
     gcs, dashboard, agent, client = _free_ports(4)
     command = [
@@ -69,7 +63,7 @@ def ray_cluster(*, num_cpus: int = 4, env: Mapping[str, str] | None = None) -> I
         )
     try:
         url = f"http://127.0.0.1:{dashboard}"
-        _await_job_server(url, token_path.read_text(), process, log_path)
+        _await_job_server(url, Path(auth_env["RAY_AUTH_TOKEN_PATH"]).read_text(), process, log_path)
         yield RayCluster(
             address=f"127.0.0.1:{gcs}",
             dashboard_url=url,
@@ -79,8 +73,23 @@ def ray_cluster(*, num_cpus: int = 4, env: Mapping[str, str] | None = None) -> I
             pid=process.pid,
         )
     finally:
-        _stop(process)
+        stop(process)
         shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def write_token(temp_dir: Path) -> dict[str, str]:
+    """A token of the cluster's own, as the variables that name it."""
+    token_path = temp_dir / "token"
+    token_path.write_text(secrets.token_hex(32))
+    token_path.chmod(0o600)
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's environment without its RAY_*, and as in an activated one: a job's entry point calls `python`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    inherited["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
+    return inherited
 
 
 def _await_job_server(url: str, token: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
@@ -96,7 +105,7 @@ def _await_job_server(url: str, token: str, process: subprocess.Popen[bytes], lo
         time.sleep(0.2)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """End the processes that were started here, and no others."""
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -104,6 +104,7 @@ def test_a_wrong_result_fails_the_job_and_leaves_no_time(fault, tmp_path):
     finished = run(*QUICK, f"check.fault={fault}", f"run_dir={tmp_path / 'run'}")
     assert finished.code == 1
     assert finished.result["status"] == "check_failed"
+    assert finished.result["restarts"] == 0, "a fresh gang would be as wrong"
     rows = finished.rows()
     for row in rows[::3]:
         assert row["implementation"] == "ppermute"

@@ -83,6 +83,7 @@ def test_more_ranks_than_the_cluster_has(ray_head, tmp_path):
         "cluster=ray",
         f"cluster.address={ray_head.address}",
         "cluster.num_ranks=1000",
+        "cluster.placement_timeout_s=2",
         f"run_dir={tmp_path / 'run'}",
         **ray_head.env,
     )
@@ -172,7 +173,7 @@ LONG = (*QUICK, "problem.m_shard=[32,40,48,56,64,72,80,88,96,104,112,120]")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_gang_and_keeps_the_journal(rank, tmp_path):
     run_dir = tmp_path / "run"
-    process = start(*LONG, f"run_dir={run_dir}")
+    process = start(*LONG, "cluster.max_restarts=0", f"run_dir={run_dir}")
     _wait_for_rows(run_dir, 3, process)
     os.kill(dict(_member_pids(run_dir))[rank], signal.SIGKILL)
     killed_s = time.monotonic()

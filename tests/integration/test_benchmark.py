@@ -29,7 +29,7 @@ def gang():
 
 def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
     said = []
-    benchmark = Benchmark(gang, SETTINGS, report=lambda text: None, announce=said.append)
+    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda text: None, announce=said.append)
     (case,) = expand(SETTINGS.problem, 2)
     rows = benchmark.run(case)
     assert [(row.implementation, row.requested) for row in rows] == [

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.bench_process import QUICK, ROOT, Finished, environment, finish
-
-hosts = pytest.importorskip("tests.integration.hosts").hosts
+from tests.integration.hosts import hosts
 
 pytestmark = pytest.mark.slow
 

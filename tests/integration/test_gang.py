@@ -1,6 +1,7 @@
 """A gang of two CPU ranks on a real local Ray: its calls, and every way in which it breaks."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import InfrastructureError, JobStopped, UsageError
-from jobs.gang.cluster import connect, default_num_ranks
+from jobs.errors import GangLost, InfrastructureError, JobStopped, UsageError
+from jobs.gang.capacity import default_num_ranks
+from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang, RankFailed
 from jobs.gang.signals import stop_on_signals
 from jobs.hosts import refuse_unfit_hosts
+from jobs.measure.pulse import PULSE
 from jobs.settings import ClusterMode, ClusterSettings
 
 NUM_RANKS = 2
@@ -60,6 +63,26 @@ class Session:
         if self.jax.process_index() == rank:
             time.sleep(600)
         return self.sum_of([1.0] * self.jax.device_count())
+
+    def sum_slowly(self, times):
+        for _ in range(times):
+            self.sum_of([1.0] * self.jax.device_count())
+            time.sleep(0.5)
+            PULSE.beat()
+
+    def compile_for_long(self, at_least_s):
+        """One compilation of that many seconds."""
+
+        def unrolled(x, length):
+            for i in range(length):
+                x = self.jax.numpy.sin(x) @ x + i
+            return x
+
+        length, took_s = 100, 0.0
+        while took_s < at_least_s:
+            began = time.monotonic()
+            self.jax.jit(unrolled, static_argnums=1).lower(self.jax.numpy.ones((4, 4)), length).compile()
+            length, took_s = length + length // 4, time.monotonic() - began
 
     def raise_on(self, rank, error):
         if self.jax.process_index() == rank:
@@ -206,11 +229,12 @@ def test_killed_rank(cluster, rank, capfd):
 
 
 def test_stuck_rank(cluster, tmp_path):
-    with fresh_gang(cluster, stacks_dir=tmp_path) as gang:
+    with fresh_gang(cluster, stacks_path=tmp_path / "stacks.txt") as gang:
         gang.call("sum_of", [1.0, 2.0], timeout_s=60, doing="adding")
         began = time.monotonic()
         with pytest.raises(
-            InfrastructureError, match=r"no answer within 3 s from rank 0 on .*, rank 1 on .* while adding; stacks"
+            InfrastructureError,
+            match=r"no answer within 3 s from rank 0 on .*, rank 1 on .* while adding; rank 0: .*; stacks",
         ) as error:
             gang.call("sum_without", 1, timeout_s=3, doing="adding")
         assert time.monotonic() - began < 10
@@ -222,11 +246,30 @@ def test_stuck_rank(cluster, tmp_path):
         assert "in sum_without" in of_rank[1]
 
 
+def test_only_a_gang_that_gets_nowhere_hangs(cluster, tmp_path):
+    limit_s = 4.0
+    settings = dataclasses.replace(SETTINGS, stall_timeout_s=limit_s)
+    path = tmp_path / "stacks.txt"
+    with Gang.start(cluster, settings, NUM_RANKS, session=SESSION, stacks_path=path) as gang:
+        gang.call("compile_for_long", limit_s + 1, timeout_s=120, doing="compiling")
+        gang.call("sum_slowly", int(4 * limit_s), timeout_s=60, doing="adding")
+        began = time.monotonic()
+        with pytest.raises(
+            GangLost, match=r"^no progress for 4 s while adding; rank 0: iteration \d of sum_without, last finished"
+        ):
+            gang.call("sum_without", 1, timeout_s=60, doing="adding")
+        assert time.monotonic() - began < limit_s + 10
+        assert "time.sleep(600)" in path.read_text()
+    await_gone(gang.members)
+
+
 def test_frozen_rank(cluster, caplog):
     with fresh_gang(cluster) as gang:
         os.kill(gang.members[0].pid, signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(InfrastructureError, match=r"while adding; unresponsive: rank 0 on \S+ \(pid \d+\); stacks"):
+        with pytest.raises(
+            InfrastructureError, match=r"while adding; unresponsive: rank 0 on \S+ \(pid \d+\); rank 1: .*stacks"
+        ):
             gang.call("sum_of", [1.0, 2.0], timeout_s=2, doing="adding")
         assert time.monotonic() - began < 10
         assert "in sum_of" in caplog.text

@@ -16,7 +16,8 @@ import time
 import jax
 import ray
 from jobs.errors import JobError
-from jobs.gang.cluster import connect, default_num_ranks
+from jobs.gang.capacity import default_num_ranks
+from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
 from jobs.hosts import refuse_unfit_hosts
 from jobs.settings import ClusterMode, ClusterSettings

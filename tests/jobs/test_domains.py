@@ -88,7 +88,7 @@ def test_the_list_of_ranks_is_cut_short():
 def test_auto_takes_what_runs_over_several_domains():
     wanted = settings(Implementation.auto, "xla")
     wanted.kernel.tile_m = 64
-    found, why = settle_implementation(wanted, members(1, 2))
+    found, why = settle_implementation(wanted, members(1, 1, 2))
     assert found.kernel == KernelSettings(implementation=Implementation.ppermute), "without tiles, which it hasn't"
     assert dataclasses.replace(found, kernel=wanted.kernel) == wanted
     assert "auto takes ppermute: mosaic_gpu needs all ranks in one NVLink domain; outside" in why
@@ -99,6 +99,8 @@ def test_auto_takes_what_runs_over_several_domains():
     [
         (Implementation.mosaic_gpu, members(1, 1)),
         (Implementation.auto, members(1, 1)),
+        (Implementation.auto, members(1, 1, 2, 2)),
+        (Implementation.ppermute_two_level, members(1, 1, 2, 2)),
         (Implementation.ppermute, members(1, 2)),
         (Implementation.xla, members(1, 2)),
         (Implementation.auto, members(1, 2, on_gpus=False)),

@@ -9,8 +9,10 @@ import pytest
 from jax.sharding import AxisType
 
 import cmkernel
+from cmkernel import Links
 from jobs.benchmark import requests_of
 from jobs.measure import inputs, programs
+from jobs.measure.layout import Layout
 from jobs.measure.programs import Request
 from jobs.records import Case
 from tests.jobs.test_settings import composed
@@ -38,6 +40,17 @@ def test_a_chain_ends_with_the_result_of_its_last_operands(mesh, implementation)
     program = programs.build(
         Request("baseline", implementation), mesh, inputs.operands(CASE, mesh, 0, 0), chain_length=LENGTH
     )
+    lhs_sets, rhs_sets = sets(mesh, 3, program.is_local)
+    last = (LENGTH - 1) % 3
+    np.testing.assert_array_equal(program.chain(lhs_sets, rhs_sets), program.call(lhs_sets[last], rhs_sets[last]))
+
+
+def test_the_two_level_ring_is_built_for_the_hosts(mesh):
+    request, example = Request("ppermute_two_level", "ppermute_two_level"), inputs.operands(CASE, mesh, 0, 0)
+    with pytest.raises(ValueError, match="needs to know the hosts"):
+        programs.build(request, mesh, example, chain_length=LENGTH)
+    layout = Layout((1,), Links(1.0, nic_gbps=1.0))
+    program = programs.build(request, mesh, example, chain_length=LENGTH, layout=layout)
     lhs_sets, rhs_sets = sets(mesh, 3, program.is_local)
     last = (LENGTH - 1) % 3
     np.testing.assert_array_equal(program.chain(lhs_sets, rhs_sets), program.call(lhs_sets[last], rhs_sets[last]))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records import Case, Check, Derived, Row, Spread, Telemetry
-from jobs.results.journal import Journal, read
+from jobs.results.journal import Journal, finished_cases, read
 
 CASE = Case(name="tiny", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
 PASSED = Check(
@@ -78,6 +78,7 @@ rows = st.builds(
     derived=st.none() | derived,
     telemetry=st.lists(telemetry, max_size=2).map(tuple),
     time=names,
+    attempt=integers,
 )
 
 
@@ -157,6 +158,32 @@ def test_journal_of_another_version(tmp_path):
     (tmp_path / "j").write_text(json.dumps(data) + "\n")
     with pytest.raises(UsageError, match=r"j:1: .*version=99"):
         read(tmp_path / "j")
+
+
+@pytest.mark.parametrize(
+    ("implementations", "finished"),
+    [
+        (["ppermute", "xla", "local"], True),
+        (["xla", "local"], False),
+        (["ppermute", "xla"], False),
+        ([], False),
+    ],
+)
+def test_a_case_is_finished_with_its_last_row(implementations, finished):
+    whole = [row("whole", implementation=name, requested="baseline") for name in ("xla", "local")]
+    whole.append(row("whole"))
+    rows = [
+        row("x", implementation=name, requested="auto" if name == "ppermute" else "baseline")
+        for name in implementations
+    ]
+    found = finished_cases([*whole, *rows], requested="auto", baselines=["xla", "local"])
+    assert {case.name for case in found} == ({"whole", "x"} if finished else {"whole"})
+
+
+def test_one_row_stands_for_auto_and_for_a_baseline():
+    """Auto took what is a baseline as well."""
+    rows = [row(implementation="xla"), row(implementation="local", requested="baseline")]
+    assert finished_cases(rows, requested="auto", baselines=["xla", "local"]) == {CASE}
 
 
 def test_missing_journal_is_named(tmp_path):

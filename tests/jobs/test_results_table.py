@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmkernel.cost import ExpectedTime
+from cmkernel.cost import ExpectedTime, default_links
+from jobs.measure.layout import Layout
 from jobs.records import TIMES, Case, Check, Derived, Row, Spread
 from jobs.results import table
 
@@ -161,6 +162,27 @@ def test_every_line_that_is_no_row_is_a_comment():
     assert text.count("bound 86.0 us") == 1
     for name in TIMES:
         assert f"{name}:" in text
+
+
+def test_hosts_have_the_expected_times_of_both_rings():
+    case = dataclasses.replace(CASE, num_ranks=16)
+    layout = Layout((8, 8), default_links("NVIDIA H200"))
+    lines = table.host_lines(layout, [case], "NVIDIA H200")
+    assert lines[0] == "# Hosts    : 2 of 8 ranks; modelled with 450 GB/s within a host and 8 x 50 GB/s to the others"
+    assert lines[1].startswith(f"#   {case}  expected: flat ring ")
+    # A shard takes 335.5 us over a card and 86.8 us to multiply: 15 * 335.5 + 86.8, and 16 * 86.8.
+    assert "flat ring 5120.0 us, two-level ring 1389.1 us" in lines[1]
+    (_, *more) = table.host_lines(Layout((2, 2), default_links("cpu")), [case, case], "cpu")
+    assert len(more) == 2
+    assert "counts as nothing" in table.host_lines(Layout((2, 2), default_links("cpu")), [case], "cpu")[0]
+
+
+def test_hosts_that_differ_have_one_ring():
+    lines = table.host_lines(Layout((3, 1), default_links("cpu")), [CASE], "cpu")
+    assert lines == [
+        "# Hosts    : the two-level ring needs the same number of ranks on each host, and the 2 hosts have 3, 1"
+    ]
+    assert table.host_lines(Layout((4,), default_links("cpu")), [CASE], "cpu") == []
 
 
 def test_header_of_cpu_ranks():

@@ -1,0 +1,181 @@
+"""Which implementation a call runs: the operands validated, the machine asked, and never a silent fallback."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cmkernel import cost, hardware, mosaic_gpu
+from cmkernel.config import CONFIG_TYPES, KernelConfig, SimpleKernelConfig, validate_shape
+from cmkernel.cost import Links
+from cmkernel.ring import TwoLevelRing
+from cmkernel.tuning import heuristic_config, modelled_calls_us, simple_heuristic_config
+
+Implementation = Literal["auto", "mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level", "xla"]
+AxisName = str | tuple[str, str]
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a call really runs: never ``auto``."""
+
+    implementation: Implementation
+    config: KernelConfig | SimpleKernelConfig | None
+    """Tiles of the ``mosaic_gpu`` kernels; ``None`` for the others."""
+    reason: str
+    """Why this one."""
+
+
+def choose_implementation(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    axis_name: AxisName,
+    implementation: Implementation = "auto",
+    config: KernelConfig | SimpleKernelConfig | None = None,
+    devices_per_host: int | None = None,
+    links: Links | None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
+) -> Choice:
+    """What ``all_gather_matmul`` runs for the same operands; raises what it raises. Call it in the same context."""
+    _validate_operands(lhs, rhs, lhs.dtype if out_dtype is None else out_dtype)
+    if implementation not in get_args(Implementation):
+        raise ValueError(f"{implementation=} must be one of {', '.join(get_args(Implementation))}")
+    hosts = find_hosts(axis_name, devices_per_host)
+    if implementation in ("ppermute", "ppermute_two_level", "xla"):
+        if config is not None:
+            raise ValueError(f"config is set, but {implementation=} has no tiles")
+        if implementation == "ppermute_two_level" and hosts is None:
+            raise ValueError(
+                f"{implementation=} needs to know the hosts: pass devices_per_host, or axis_name=(host axis, device "
+                f"axis) instead of {axis_name!r}"
+            )
+        return Choice(implementation, None, "named")
+    kernel: Implementation = "mosaic_gpu" if implementation == "auto" else implementation
+    if config is not None and type(config) is not CONFIG_TYPES[kernel]:
+        expected = CONFIG_TYPES[kernel].__name__
+        raise ValueError(f"config is a {type(config).__name__}, but {implementation=} takes a {expected}")
+    if implementation == "mosaic_gpu_simple" and out_dtype is not None and out_dtype != lhs.dtype:
+        raise NotImplementedError(
+            f"{implementation=} gives lhs.dtype={lhs.dtype}, not out_dtype={jnp.dtype(out_dtype)}"
+        )
+    if isinstance(config, SimpleKernelConfig):
+        validate_shape(config, m_shard=math.prod(lhs.shape[:-1]), k=lhs.shape[-1], n_shard=rhs.shape[1])
+    if (reason := _refusal(lhs, axis_name, hosts)) is None:
+        if implementation == "auto" and config is None:
+            return _fastest(lhs, rhs, axis_name)
+        chosen = config if config is not None else _heuristic_config(kernel, lhs, rhs, axis_name)
+        return Choice(kernel, chosen, "named" if implementation != "auto" else "its config is named")
+    if implementation != "auto":
+        raise NotImplementedError(f"{implementation=} can't run here: {reason}")
+    portable, expected = _choose_ring(lhs, rhs, hosts, links)
+    reason = f"mosaic_gpu can't run here: {reason}{expected}"
+    logger.info("implementation='auto' takes %s, as %s", portable, reason)
+    return Choice(portable, None, reason)
+
+
+def find_hosts(axis_name: AxisName, devices_per_host: int | None) -> TwoLevelRing | None:
+    """How the ranks lie on hosts, or ``None`` where the caller doesn't say."""
+    if isinstance(axis_name, tuple):
+        if len(axis_name) != 2:
+            raise ValueError(f"{axis_name=} must be one axis, or two: (host axis, device axis)")
+        num_hosts, size = map(lax.axis_size, axis_name)
+        if devices_per_host not in (None, size):
+            raise ValueError(f"{devices_per_host=} must be left out, or {size}, the size of axis {axis_name[1]!r}")
+        return TwoLevelRing(num_hosts, size)
+    if devices_per_host is None:
+        return None
+    num_ranks = lax.axis_size(axis_name)
+    if devices_per_host < 1 or num_ranks % devices_per_host:
+        raise ValueError(f"{devices_per_host=} must divide {num_ranks=}, the size of axis {axis_name!r}")
+    return TwoLevelRing(num_ranks // devices_per_host, devices_per_host)
+
+
+def _validate_operands(lhs: jax.Array, rhs: jax.Array, out_dtype: jax.typing.DTypeLike) -> None:
+    if lhs.ndim not in (2, 3) or rhs.ndim != 2:
+        raise ValueError(f"{lhs.shape=} and {rhs.shape=} must be [m_shard, k] or [batch, m_shard, k], and [k, n_shard]")
+    if lhs.shape[-1] != rhs.shape[0]:
+        raise ValueError(f"{lhs.shape=} and {rhs.shape=} must agree in k, the columns of lhs and rows of rhs")
+    if 0 in (*lhs.shape, *rhs.shape):
+        raise ValueError(f"{lhs.shape=} and {rhs.shape=} must have no empty dimension")
+    if lhs.dtype != rhs.dtype:
+        raise ValueError(f"lhs.dtype={lhs.dtype} and rhs.dtype={rhs.dtype} must be the same")
+    if lhs.dtype not in _DTYPES:
+        raise ValueError(f"lhs.dtype={lhs.dtype} must be float16, bfloat16 or float32")
+    if jnp.dtype(out_dtype) not in (lhs.dtype, jnp.float32):
+        raise ValueError(f"out_dtype={jnp.dtype(out_dtype)} must be lhs.dtype={lhs.dtype} or float32")
+
+
+def _refusal(lhs: jax.Array, axis_name: AxisName, hosts: TwoLevelRing | None) -> str | None:
+    """Why neither kernel can run whatever its tiles, or ``None``."""
+    if isinstance(axis_name, tuple):
+        return f"{axis_name=} must be a single axis"
+    if (reason := hardware.unsupported_reason(axis_name=axis_name)) is not None:
+        return reason
+    if lhs.dtype not in mosaic_gpu.SUPPORTED_DTYPES:
+        return f"lhs.dtype={lhs.dtype} must be float16 or bfloat16"
+    if hosts is not None and hosts.num_hosts > 1:
+        return f"the ranks are on {hosts.num_hosts} hosts, and must be on one that NVLink joins"
+    return None
+
+
+def _fastest(lhs: jax.Array, rhs: jax.Array, axis_name: AxisName) -> Choice:
+    """What ``auto`` takes where all implementations can run."""
+    config = _heuristic_config("mosaic_gpu", lhs, rhs, axis_name)
+    times_us = modelled_calls_us(
+        config,  # type: ignore[arg-type]
+        m_shard=math.prod(lhs.shape[:-1]),
+        k=lhs.shape[-1],
+        n_shard=rhs.shape[1],
+        num_ranks=lax.axis_size(axis_name),
+        num_sms=hardware.num_sms(),
+    )
+    fastest: Any = min(times_us, key=lambda name: times_us[name])
+    expected = ", ".join(f"{name} {time_us:.0f} us" for name, time_us in sorted(times_us.items()))
+    reason = f"expected to be the fastest: {expected}"
+    logger.info("implementation='auto' takes %s, %s", fastest, reason)
+    return Choice(fastest, config if fastest == "mosaic_gpu" else None, reason)
+
+
+def _choose_ring(
+    lhs: jax.Array, rhs: jax.Array, hosts: TwoLevelRing | None, links: Links | None
+) -> tuple[Implementation, str]:
+    """The portable ring that the cost model prefers, and the expected times, to be added to a reason."""
+    if hosts is None or hosts.num_hosts == 1:
+        return "ppermute", ""
+    kind, dtype = jax.local_devices()[0].device_kind, lhs.dtype.name
+    expected = cost.expected_rings(
+        links or cost.default_links(kind),
+        peak_tflops=cost.peak_tflops(kind, dtype),
+        m_shard=math.prod(lhs.shape[:-1]),
+        k=lhs.shape[-1],
+        n_shard=rhs.shape[1],
+        num_hosts=hosts.num_hosts,
+        devices_per_host=hosts.devices_per_host,
+        dtype=dtype,
+    )
+    return (
+        "ppermute_two_level" if expected.prefers_two_level else "ppermute",
+        f"; over {hosts.num_hosts} hosts of {hosts.devices_per_host} ranks {expected}",
+    )
+
+
+def _heuristic_config(
+    kernel: Implementation, lhs: jax.Array, rhs: jax.Array, axis_name: AxisName
+) -> KernelConfig | SimpleKernelConfig:
+    """The tiles that the shape gets; ``ValueError`` where ``mosaic_gpu_simple`` has none that divide it."""
+    m_shard, k, n_shard = math.prod(lhs.shape[:-1]), lhs.shape[-1], rhs.shape[1]
+    if kernel == "mosaic_gpu_simple":
+        return simple_heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard)
+    num_ranks, num_sms = lax.axis_size(axis_name), hardware.num_sms()
+    return heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=num_ranks, num_sms=num_sms)

@@ -1,0 +1,58 @@
+"""Waiting for the hosts that a job needs: some join late, some come back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from jobs.errors import NoCapacity
+from jobs.gang.cluster import Cluster
+from jobs.gang.shape import Node, plan, wanted_ranks
+from jobs.gang.signals import raise_if_stopped
+from jobs.settings import ClusterSettings
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 0.5
+
+
+def default_num_ranks(cluster: Cluster, settings: ClusterSettings) -> int:
+    """``cluster.num_ranks``; where that is null every GPU (``gpus_per_host`` of each host), or 4 CPU ranks.
+
+    Raises:
+      UsageError: ``num_ranks`` is no multiple of ``gpus_per_host``.
+      NoCapacity: the cluster doesn't have that many GPUs or CPUs, free or not, and didn't get them within
+        ``placement_timeout_s``.
+      JobStopped: a signal came.
+    """
+
+    def fit(nodes: Sequence[Node]) -> int:
+        num_ranks = wanted_ranks(nodes, settings)
+        plan(nodes, settings, num_ranks)
+        return num_ranks
+
+    return await_capacity(cluster, settings.placement_timeout_s, fit)
+
+
+def await_capacity[T](cluster: Cluster, timeout_s: float, fit: Callable[[Sequence[Node]], T]) -> T:
+    """What ``fit`` makes of the cluster's nodes, asked again as long as they aren't enough and others may join.
+
+    Raises:
+      NoCapacity: they weren't enough within ``timeout_s`` seconds; at once where the Ray is local, which nobody joins.
+      JobStopped: a signal came.
+    """
+    deadline = time.monotonic() + timeout_s
+    waiting = False
+    while True:
+        try:
+            return fit(cluster.nodes)
+        except NoCapacity as error:
+            if cluster.is_local or time.monotonic() >= deadline:
+                raise
+            if not waiting:
+                logger.warning("waiting up to cluster.placement_timeout_s=%g for nodes to join: %s", timeout_s, error)
+                waiting = True
+        raise_if_stopped()
+        time.sleep(_INTERVAL_S)
+        cluster.refresh()

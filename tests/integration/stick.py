@@ -1,0 +1,28 @@
+"""Run as a program, ``stick.py TID``: stops one thread of another process, and keeps it so until that process ends.
+
+So a stuck process looks from outside: its other threads go on, and answer. A signal can't do that, as SIGSTOP stops all
+threads; ptrace can. Once this program ends, the thread goes on.
+"""
+
+import ctypes
+import os
+import sys
+
+_SEIZE, _INTERRUPT = 0x4206, 0x4207
+_ALL_THREADS = 0x40000000  # __WALL: waitpid() for a thread, not only for processes
+
+
+def main() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    tid = int(sys.argv[1])
+    for request in (_SEIZE, _INTERRUPT):
+        if libc.ptrace(request, tid, None, None):
+            raise OSError(ctypes.get_errno(), "ptrace")
+    stopped = os.waitpid(tid, _ALL_THREADS)
+    print(f"stopped {stopped}", flush=True)
+    os.waitpid(tid, _ALL_THREADS)
+
+
+if __name__ == "__main__":
+    main()
