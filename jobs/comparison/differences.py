@@ -64,13 +64,10 @@ def _bare(base: Sequence[Run], new: Sequence[Run]) -> list[Run]:
 def _facts(run: Run) -> dict[str, str]:
     """What is known of a run."""
     environment = run.environment or {}
-    members = environment.get("members", ())
-    facts: dict[str, set[str]] = {}
-    if run.device_kinds:
-        facts["device"] = set(run.device_kinds)
-    for versions in (environment.get("versions", {}), *(member.get("versions", {}) for member in members)):
+    facts = {"device": run.device_kinds}
+    for versions in (environment.get("versions", {}), *(member.get("versions", {}) for member in run.members)):
         for name, version in versions.items():
             facts.setdefault(name, set()).add(str(version))
-    facts["driver"] = {str(member["driver_version"]) for member in members if member.get("driver_version")}
+    facts["driver"] = {str(member["driver_version"]) for member in run.members if member.get("driver_version")}
     facts |= {f"timing.{name}": {str(value)} for name, value in run.timing.items()}
     return {name: " and ".join(sorted(values)) for name, values in facts.items() if values}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from jobs.errors import UsageError
 from jobs.records import Row
@@ -32,10 +31,14 @@ class Run:
     """Of config.yaml, what defines a time; empty where there is none."""
 
     @property
-    def device_kinds(self) -> tuple[str, ...]:
-        """Jax's names of its devices; empty where they aren't known."""
-        members = (self.environment or {}).get("members", ())
-        return tuple(sorted({member["device_kind"] for member in members}))
+    def members(self) -> list[dict[str, Any]]:
+        """Its ranks, of all gangs that the job had; empty where they aren't known."""
+        return _members(self.environment or {})
+
+    @property
+    def device_kinds(self) -> set[str]:
+        """Names that jax gives its devices; empty where they aren't known."""
+        return {member["device_kind"] for member in self.members}
 
 
 def load_side(name: str, paths: Sequence[str]) -> list[Run]:
@@ -97,11 +100,16 @@ def _environment(path: Path) -> dict[str, Any] | None:
     try:
         environment = json.loads(path.read_text())
         dict(environment["versions"])
-        [str(member["device_kind"]) for member in environment["members"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        [member["device_kind"] for member in _members(environment)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not an environment.json of jobs.bench ({type(error).__name__}: {error})") from error
     assert isinstance(environment, dict)
     return environment
+
+
+def _members(environment: dict[str, Any]) -> list[dict[str, Any]]:
+    attempts = [environment, *environment.get("earlier_attempts", ())]
+    return [dict(member) for attempt in attempts for member in attempt.get("members", ())]
 
 
 def _timing(path: Path) -> dict[str, Any]:
@@ -111,6 +119,5 @@ def _timing(path: Path) -> dict[str, Any]:
         config = OmegaConf.to_container(OmegaConf.load(path))
         assert isinstance(config, dict)
         return {name: config["timing"][name] for name in _TIMING}
-    # omegaconf passes on what yaml raises, which is no class of its own.
-    except (OSError, ValueError, KeyError, TypeError, AssertionError, OmegaConfBaseException) as error:
+    except Exception as error:  # of omegaconf and yaml alike, which have no class in common
         raise UsageError(f"{path}: not a config.yaml of jobs.bench ({type(error).__name__}: {error})") from error
