@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Self
 
 from jobs.comparison.loading import Run
 from jobs.records import Row
 
+_REASON_WIDTH = 160
 Samples = list[list[list[float]]]
 """Raw times of one run in microseconds: ``[rank][burst][sample]``."""
 
@@ -127,7 +129,7 @@ def _by_key(run: Run) -> dict[Key, list[Row]]:
 
 def _unusable(row: Row, metric: str) -> str | None:
     if row.check is None:
-        return f"not run: {row.reason}"
+        return "not run: " + textwrap.shorten(row.reason or "", _REASON_WIDTH, placeholder=" ...")
     if row.failed:
         ranks = ", ".join(map(str, row.check.failed_ranks))
         return f"check failed on rank {ranks}"
