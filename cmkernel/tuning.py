@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 from cmkernel.config import OPERAND_BYTES, KernelConfig, MatmulDimension, SimpleKernelConfig, validate_shape
 
+# Of the GPU that all models here are of.
+H200_NUM_SMS = 132
+
 # Best first for large problems; smaller tiles fit smaller shapes.
 _SIMPLE_CANDIDATES = (
     SimpleKernelConfig(),
@@ -86,24 +89,59 @@ def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num
     """
     sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
     num_waves, num_k_steps = _num_waves(config, **sizes), _ceil_div(k, config.tile_k)
-    step_us = _STEP_US * 128 * 256 * config.tile_k * _relative_step_time(config)
+    step_us = _step_us(config)
     tile_us = num_k_steps * step_us
-    num_groups = _ceil_div(m_shard, config.cta_tile_m * config.grid_tile_width)
-    read_us = num_ranks * num_groups * k * n_shard * OPERAND_BYTES / _MEMORY_BYTES_PER_US
-    multiply_us = max(num_waves * tile_us, read_us)
+    multiply_us = max(num_waves * tile_us, _read_us(config, m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=num_ranks))
     if num_ranks == 1:
         return multiply_us
+    multiply_us *= _in_tile_factor(config)
     if not config.num_comm_ctas:
         sender_us = num_k_steps * max(_IN_TILE_STEP_US, step_us) - tile_us
-        return multiply_us * _IN_TILE_FACTOR + (num_ranks - 1) * sender_us
+        return multiply_us + (num_ranks - 1) * sender_us
     sent_bytes = float((num_ranks - 1) * m_shard * k * OPERAND_BYTES)
-    if config.num_in_tile_chunks:
-        multiply_us *= _FEW_IN_TILE_FACTOR
-        sent_bytes *= 1 - config.num_in_tile_chunks / config.num_chunks
-    send_us = sent_bytes / min(config.num_comm_ctas * _SENDER_BYTES_PER_US, _LINK_BYTES_PER_US)
+    sent_bytes *= 1 - config.num_in_tile_chunks / config.num_chunks
+    send_us = sent_bytes / _send_bytes_per_us(config)
     if num_waves <= 1:
         multiply_us += _ONE_WAVE_DELAY * send_us
     return max(multiply_us, send_us + _ARRIVAL_US + tile_us / config.num_chunks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+    """How fast ``modelled_us`` expects the parts of ``mosaic_gpu`` to be, for ``cmkernel.timeline``."""
+
+    step_us: float
+    """A k step of a tile, reading the rhs included."""
+    sending_step_us: float
+    """A k step of a tile whose lhs the compute CTA sends on."""
+    half_time: float
+    """Time of a tile that is computed in halves, relative to the whole."""
+    send_bytes_per_us: float
+    """All communication CTAs together; 0 where there are none."""
+    arrival_us: float
+    """From the end of a copy to the multiply."""
+
+
+def rates(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> Rates:
+    """Of a call on H200s.
+
+    Raises:
+      ValueError: the config's tiles are none of those that ``heuristic_config`` chooses from.
+    """
+    if (tiles := (config.tile_m, config.tile_n, config.wg_dimension)) not in _STEP_TIMES:
+        raise ValueError(f"tile_m, tile_n, wg_dimension={tiles} have no modelled time")
+    sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks}
+    num_steps = _num_waves(config, **sizes, num_sms=num_sms) * _ceil_div(k, config.tile_k)
+    step_us = max(_step_us(config), _read_us(config, **sizes, k=k) / num_steps)
+    if num_ranks > 1:
+        step_us *= _in_tile_factor(config)
+    return Rates(
+        step_us=step_us,
+        sending_step_us=max(step_us, _IN_TILE_STEP_US),
+        half_time=_HALF_TIMES.get(config.tile_n, 1.0),
+        send_bytes_per_us=_send_bytes_per_us(config),
+        arrival_us=_ARRIVAL_US,
+    )
 
 
 def modelled_calls_us(
@@ -142,8 +180,24 @@ def _gemm_us(*, m: int, k: int, n_shard: int, num_sms: int) -> float:
     return max(min(waves_us(*tiles) for tiles in _STEP_TIMES), read_us)
 
 
-def _relative_step_time(config: KernelConfig) -> float:
-    return _STEP_TIMES[config.tile_m, config.tile_n, config.wg_dimension]
+def _step_us(config: KernelConfig) -> float:
+    relative = _STEP_TIMES[config.tile_m, config.tile_n, config.wg_dimension]
+    return _STEP_US * 128 * 256 * config.tile_k * relative
+
+
+def _read_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int) -> float:
+    num_groups = _ceil_div(m_shard, config.cta_tile_m * config.grid_tile_width)
+    return num_ranks * num_groups * k * n_shard * OPERAND_BYTES / _MEMORY_BYTES_PER_US
+
+
+def _in_tile_factor(config: KernelConfig) -> float:
+    if not config.num_comm_ctas:
+        return _IN_TILE_FACTOR
+    return _FEW_IN_TILE_FACTOR if config.num_in_tile_chunks else 1.0
+
+
+def _send_bytes_per_us(config: KernelConfig) -> float:
+    return min(config.num_comm_ctas * _SENDER_BYTES_PER_US, _LINK_BYTES_PER_US)
 
 
 def _num_waves(config: KernelConfig, *, m_shard: int, n_shard: int, num_ranks: int, num_sms: int, **_: int) -> float:

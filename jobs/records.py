@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 FORMAT_VERSION = 2
+# Version 1 has no ``attempt``: there was one.
+_READABLE_VERSIONS = (1, FORMAT_VERSION)
 # In the order of the table; README.md defines each.
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # The time that speedups, TFLOP/s and bandwidth are computed from.
@@ -191,14 +193,14 @@ class Row:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Row:
-        """From a JSON object that ``to_json`` made.
+        """From a JSON object that ``to_json`` made, of this format version or of version 1.
 
         Raises:
           ValueError: the object is of another format version.
         """
-        if data.get("version") != FORMAT_VERSION:
-            raise ValueError(f"version={data.get('version')} of a row must be {FORMAT_VERSION}")
-        data = dict(data)
+        if data.get("version") not in _READABLE_VERSIONS:
+            raise ValueError(f"version={data.get('version')} of a row must be {FORMAT_VERSION} or 1")
+        data = {**data, "version": FORMAT_VERSION}
         data["case"] = Case(**data["case"])
         if (check := data["check"]) is not None:
             data["check"] = Check(**{**check, "failed_ranks": tuple(check["failed_ranks"])})

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from jobs.attempts import Attempts, attempts_of, members_by_attempt
-from jobs.errors import EXIT_CHECK_FAILED, UsageError
+from jobs.errors import EXIT_CHECK_FAILED, JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
 from jobs.gang.signals import stop_on_signals
@@ -55,7 +55,7 @@ def run(config: DictConfig) -> Outcome:
                 _measure(settings, run_dir, journal, outcome)
             # Here the gang is gone and its GPUs are free: W&B may take its time.
             with outcome.recording():
-                _conclude(outcome)
+                _conclude(settings, outcome)
     return outcome
 
 
@@ -103,7 +103,7 @@ def _cases(settings: Settings, cluster: Cluster, rows: Sequence[Row]) -> tuple[C
     return cases
 
 
-def _conclude(outcome: Outcome) -> None:
+def _conclude(settings: Settings, outcome: Outcome) -> None:
     """The verdict over all rows, and everything handed over to W&B."""
     failed = [row for row in outcome.rows if row.failed]
     if failed:
@@ -111,12 +111,30 @@ def _conclude(outcome: Outcome) -> None:
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
     for line in table.footer_lines(outcome.rows):
         print(line, flush=True)
+    # A job that was told to stop has no time left.
+    if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
+        with outcome.recording():
+            _report(outcome)
     if outcome.wandb:
         restarts = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
         outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=restarts)
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)
+
+
+def _report(outcome: Outcome) -> None:
+    """Pictures and report.html; whatever goes wrong with them is logged, and the job ends as it would have."""
+    assert outcome.run_dir
+    try:
+        # Late: matplotlib is for this alone, and nothing else may depend on it.
+        from jobs.results.recorded_run import read_run
+        from jobs.results.report import write_report
+
+        report = write_report([read_run(outcome.run_dir)], outcome.run_dir)
+        print(f"# Report  : {report.page}", flush=True)
+    except Exception:
+        logger.exception("no report: python -m jobs.report %s makes one", outcome.run_dir)
 
 
 def _wanted_run_dir(settings: Settings) -> str | None:

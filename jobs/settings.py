@@ -204,6 +204,14 @@ class WandbSettings:
 
 
 @dataclass
+class ResultsSettings:
+    """What a job makes of its rows beside the journal."""
+
+    report: bool = True
+    """Pictures and report.html when the job ends; ``python -m jobs.report RUN_DIR`` makes them later."""
+
+
+@dataclass
 class Settings:
     """A whole job."""
 
@@ -213,6 +221,7 @@ class Settings:
     timing: TimingSettings = field(default_factory=TimingSettings)
     check: CheckSettings = field(default_factory=CheckSettings)
     wandb: WandbSettings = field(default_factory=WandbSettings)
+    results: ResultsSettings = field(default_factory=ResultsSettings)
     run_dir: str | None = None
     """Where the results go; null: ~/cmkernel_runs/<time or submission id>."""
     resume: str | None = None

@@ -6,15 +6,24 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/environment.sh
 source scripts/environment.sh
 
-# `ip` makes the network namespaces that stand for hosts.
+# `ip` makes the network namespaces that stand for hosts, `chromium` opens the report.
 install_system_packages() {
-  if command -v ip >/dev/null; then return; fi
+  local missing=()
+  command -v ip >/dev/null || missing+=(iproute2)
+  command -v chromium >/dev/null || missing+=(chromium)
+  if ((${#missing[@]} == 0)); then return; fi
   if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-    say "Installing iproute2 ..."
+    say "Installing ${missing[*]} ..."
     export DEBIAN_FRONTEND=noninteractive
-    if apt-get -qq update && apt-get -qq install --yes --no-install-recommends iproute2 >/dev/null; then return; fi
+    apt-get -qq update || true
+    # One by one: where one can't be had, the tests that need another one still run.
+    local package
+    for package in "${missing[@]}"; do apt-get -qq install --yes --no-install-recommends "$package" >/dev/null || true; done
   fi
-  say "WARNING: no ip command, and it can't be installed here (apt-get install iproute2): tests of several hosts can't run"
+  command -v ip >/dev/null ||
+    say "WARNING: no ip command, and it can't be installed here (apt-get install iproute2): tests of several hosts can't run"
+  command -v chromium >/dev/null ||
+    say "WARNING: no chromium, and it can't be installed here (apt-get install chromium): the report isn't opened"
 }
 
 failed=()

@@ -15,6 +15,7 @@ MAY_CHANGE = frozenset(
     {
         *(f"cluster.{name}" for name in ("mode", "address", "max_restarts")),
         *(f"cluster.{name}_timeout_s" for name in ("connect", "placement", "setup", "step", "stall", "heartbeat")),
+        "results.report",
         *(f"wandb.{name}" for name in ("mode", "api_key_file", "init_timeout_s", "finish_timeout_s")),
     }
 )

@@ -167,6 +167,16 @@ def row_line(row: Row) -> str:
     return "  " + " ".join(column.cell(column.text(row)) for column in _COLUMNS)
 
 
+def titles() -> list[tuple[str, str]]:
+    """Title and unit of each column, for other tables of the same."""
+    return [(column.title, column.unit) for column in _COLUMNS]
+
+
+def cells(row: Row) -> list[str]:
+    """A row's text in each column, uncut."""
+    return [column.text(row) for column in _COLUMNS]
+
+
 def footer_lines(rows: Sequence[Row]) -> list[str]:
     """The verdict over all rows, what each failed check found, and why baselines could not run."""
     failed = [row for row in rows if row.failed]

@@ -20,6 +20,7 @@ QUICK = (
     "timing.chains=2",
     "check.calls=1",
     "wandb=disabled",
+    "results.report=false",
 )
 
 

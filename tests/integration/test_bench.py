@@ -64,6 +64,25 @@ def test_the_run_directory_tells_how_it_was_made(finished):
     assert [member["rank"] for member in environment["members"]] == [0, 1, 2, 3]
 
 
+def test_it_ends_with_pictures_and_a_report(finished):
+    run_dir = Path(finished.result["run_dir"])
+    assert f"# Report  : {run_dir}/report.html" in finished.stdout
+    assert "All 6 checks passed" in (run_dir / "report.html").read_text()
+    names = {path.name for path in (run_dir / "pictures").iterdir()}
+    assert names >= {"time_against_bound.png", "utilisation.svg", "ranks.png", "ring_timeline.png"}
+    assert "Traceback" not in (run_dir / "bench.log").read_text()
+
+
+def test_a_report_that_cannot_be_made_changes_nothing_else(tmp_path):
+    (tmp_path / "pictures").write_text("a file where a folder should be")
+    finished = run(*QUICK, "results.report=true", f"run_dir={tmp_path}")
+    assert (finished.code, finished.result["status"], finished.result["rows"]) == (0, "ok", 6)
+    assert not (tmp_path / "report.html").exists()
+    log = (tmp_path / "bench.log").read_text()
+    assert f"no report: python -m jobs.report {tmp_path} makes one" in log
+    assert "Traceback" in log
+
+
 def test_the_offline_wandb_run_holds_rows_config_and_summary(finished):
     wandb_dir = finished.result["wandb_dir"]
     leet = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", wandb_dir]

@@ -84,5 +84,13 @@ def test_a_baseline_that_could_not_run_has_a_reason_and_no_time():
 
 def test_another_format_version_is_refused():
     row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
-    with pytest.raises(ValueError, match="version=99 of a row must be 2"):
+    with pytest.raises(ValueError, match="version=99 of a row must be 2 or 1"):
         Row.from_json({**row.to_json(), "version": 99})
+
+
+def test_version_1_is_read_as_the_first_attempt():
+    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
+    data = {**row.to_json(), "version": 1}
+    del data["attempt"]
+    assert Row.from_json(data) == row
+    assert row.attempt == 1

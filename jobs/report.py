@@ -1,0 +1,49 @@
+"""``python -m jobs.report RUN_DIR``: pictures and report.html of a finished job, or of several of the same devices."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, JobError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write what the command line asks for, and print where; the exit code."""
+    options = _parser().parse_args(arguments)
+    # Late: matplotlib and jax take seconds to import.
+    from jobs.results.recorded_run import read_runs
+    from jobs.results.report import write_report
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        runs = read_runs(options.run_dirs)
+        report = write_report(runs, options.out or options.run_dirs[0])
+    except JobError as error:
+        print(f"{error.status}: {error}", file=sys.stderr)
+        return error.exit_code
+    for picture in report.drawn.pictures:
+        print(f"# Picture : {picture.png}, {picture.svg.name}")
+    print(f"# Report  : {report.page}")
+    # What could not be drawn has been logged with its traceback.
+    return EXIT_INFRASTRUCTURE if report.drawn.failures else EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m jobs.report", description=__doc__)
+    parser.add_argument(
+        "run_dirs",
+        metavar="RUN_DIR",
+        nargs="+",
+        type=Path,
+        help="run directory of a job, or a folder of run directories, as a multirun with run_dir= makes it",
+    )
+    parser.add_argument("--out", type=Path, help="where pictures/ and report.html go; default: the first RUN_DIR")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""One revolution of the ring: when each rank receives and multiplies each shard, as the model has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from cmkernel import ring, tuning
+from cmkernel.config import KernelConfig, MatmulDimension
+from cmkernel.timeline import Interval, StepTimes, modelled_timeline
+from jobs.records import Case, Row
+from jobs.results.pictures import selection, style
+
+# All ranks do the same at the same time: more of them only make the picture longer.
+_MAX_CASES, _MAX_RANKS, _LEAST_RANKS = 4, 8, 2
+_KERNEL = "mosaic_gpu"
+# Steps follow each other in two greys, so that their ends show.
+_MULTIPLY = ("#0b3c6f", "#3a6fa5")
+_ARRIVAL = "#f2d9a0"
+
+
+def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
+    """Of ``mosaic_gpu`` on H200s, from ``cmkernel.timeline``; ``None`` where there is one rank, or no 2-byte type."""
+    shapes: dict[tuple[int, ...], Row] = {}
+    for row in rows:
+        case = row.case
+        if case.num_ranks > 1 and case.dtype != "float32":
+            known = shapes.setdefault((case.m_shard, case.k, case.n_shard, case.num_ranks), row)
+            if known.implementation != _KERNEL and row.implementation == _KERNEL:
+                shapes[case.m_shard, case.k, case.n_shard, case.num_ranks] = row
+    shown = list(shapes.values())[:_MAX_CASES]
+    if not shown:
+        return None
+    labels = selection.case_labels([row.case for row in shapes.values()])
+    num_ranks = max(row.case.num_ranks for row in shown)
+    num_lanes = min(num_ranks, max(_MAX_RANKS // len(shown), _LEAST_RANKS))
+    drawing, axes = style.panels(len(shown), num_columns=1, height=0.62 * num_lanes, left=1.35, gap=0.62)
+    for ax, row in zip(axes, shown, strict=True):
+        steps, tiles = _timeline(row)
+        _lanes(ax, row.case, num_lanes, steps)
+        waits = sum(step.wait_us for step in steps)
+        ax.set_title(f"{labels[row.case]}; {tiles}; waits for pieces: {waits:.1f} µs of a CTA on average")
+    axes[-1].set_xlabel("time from the start of the kernel (µs)")
+    notes = [f"the first {len(shown)} of {len(shapes)} shapes"] if len(shapes) > len(shown) else []
+    notes += [f"ranks 0 to {num_lanes - 1} of {num_ranks}, the others alike"] if num_lanes < num_ranks else []
+    shared = selection.shared(list(shapes.values()), None, *notes)
+    style.head(
+        drawing,
+        "One revolution of the ring: MODELLED",
+        f"mosaic_gpu on NVIDIA H200s, not measured; {shared}",
+        [
+            Patch(facecolor=_MULTIPLY[0], edgecolor="black", label="multiplies a shard"),
+            Patch(facecolor=_ARRIVAL, edgecolor="black", hatch="///", label="a shard arrives"),
+        ],
+    )
+    return drawing
+
+
+def _timeline(row: Row) -> tuple[tuple[StepTimes, ...], str]:
+    """The steps, and whose tiles they are: the measured ones where the model knows them, else the heuristic's."""
+    case = row.case
+    sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
+    sizes["num_sms"] = tuning.H200_NUM_SMS
+    if row.implementation == _KERNEL and row.config:
+        known = {field.name for field in dataclasses.fields(KernelConfig)}
+        options = {name: value for name, value in row.config.items() if name in known}
+        try:
+            config = KernelConfig(**{**options, "wg_dimension": MatmulDimension[options["wg_dimension"]]})
+            return modelled_timeline(config, **sizes), "measured config"
+        except (KeyError, ValueError):
+            pass
+    return modelled_timeline(tuning.heuristic_config(**sizes), **sizes), "the heuristic's config"
+
+
+def _lanes(ax: Axes, case: Case, num_ranks: int, steps: Sequence[StepTimes]) -> None:
+    """Of the first ``num_ranks`` ranks two lanes, each in two halves: a step overlaps the one before it."""
+    end_us = max(step.multiply.end_us for step in steps)
+    ticks: dict[float, str] = {}
+    for rank in range(num_ranks):
+        ticks |= {rank - 0.22: f"rank {rank} multiplies", rank + 0.22: "receives"}
+        for step in steps:
+            shard = ring.source_shard(rank, step.step, case.num_ranks)
+            half = 0.2 * (step.step % 2)
+            _bar(ax, rank - 0.42 + half, step.multiply, shard, end_us, facecolor=_MULTIPLY[step.step % 2])
+            if step.arrival:
+                _bar(ax, rank + 0.02 + half, step.arrival, shard, end_us, facecolor=_ARRIVAL, hatch="///")
+        ax.axhline(rank + 0.5, color="#bbbbbb", linewidth=0.6)
+    ax.set_yticks(list(ticks), list(ticks.values()))
+    ax.set_ylim(num_ranks - 0.5, -0.5)
+    ax.set_xlim(0, end_us * 1.01)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x")
+
+
+def _bar(ax: Axes, bottom: float, interval: Interval, shard: int, whole_us: float, **fill: Any) -> None:
+    length_us = interval.end_us - interval.start_us
+    ax.barh(bottom, length_us, 0.2, left=interval.start_us, align="edge", edgecolor="black", linewidth=0.5, **fill)
+    if length_us > 0.06 * whole_us:
+        colour = "white" if fill["facecolor"] in _MULTIPLY else "black"
+        background = None if colour == "white" else {"facecolor": _ARRIVAL, "edgecolor": "none", "pad": 0.4}
+        middle_us = (interval.start_us + interval.end_us) / 2
+        ax.text(
+            middle_us,
+            bottom + 0.1,
+            f"shard {shard}",
+            ha="center",
+            va="center",
+            fontsize=7,
+            color=colour,
+            bbox=background,
+        )

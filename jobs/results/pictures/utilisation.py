@@ -1,0 +1,103 @@
+"""Utilisation against size: a panel for each weight, points by the rows of a shard, and the cost model's line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cmkernel import cost, tuning
+from jobs.records import HEADLINE, Case, Row
+from jobs.results.pictures import selection, style
+
+# What cmkernel.tuning's model was fitted to.
+_MODELLED_DEVICE = "NVIDIA H200"
+# The model's line begins and ends beyond the measured sizes by this factor, so that one size has a line too.
+_BEYOND = 4
+_POINTS_PER_DOUBLING = 2
+
+
+def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
+    """Share of the tensor cores' peak in percent, or TFLOP/s of a rank where none is known; ``None`` without times."""
+    shown = [row for of_case in selection.fastest_rows(rows).values() for row in of_case if row.derived]
+    if not shown:
+        return None
+    labels = selection.case_labels([row.case for row in shown], without="m_shard")
+    # A weight of one type on one number of ranks: only m_shard varies within.
+    groups: dict[str, list[Row]] = {}
+    for row in shown:
+        groups.setdefault(labels[row.case], []).append(row)
+    all_groups, groups = groups, dict(list(groups.items())[: style.MAX_CASES])
+    left_out = [f"the first {len(groups)} of {len(all_groups)} weights"] if len(all_groups) > len(groups) else []
+    has_peak = all(row.derived and row.derived.utilisation is not None for row in shown)
+    drawing, axes = style.panels(
+        len(groups), num_columns=1 if len(groups) == 1 else 2, height=2.3, left=0.7, right=0.2, gap=0.85
+    )
+    for ax, (label, group) in zip(axes, groups.items(), strict=True):
+        for name in sorted({row.implementation for row in group}, key=style.rank_of):
+            _points(ax, name, [row for row in group if row.implementation == name], has_peak)
+        if device_kind and has_peak:
+            _model_lines(ax, [row.case for row in group], device_kind)
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.set_xlabel("m_shard (rows)")
+        ax.set_ylabel("utilisation of peak (%)" if has_peak else "TFLOP/s of a rank")
+        ax.set_ylim(0, 105 if has_peak else 1.1 * max(_value(row, has_peak) for row in group))
+        ax.set_title(label)
+        ax.grid()
+    # All panels have the lines, not all need have all implementations.
+    handles = {handle.get_label(): handle for ax in axes for handle in ax.get_legend_handles_labels()[0]}
+    about = selection.about(rows, device_kind, f"from {HEADLINE} of the slowest rank", *left_out)
+    style.head(drawing, "Utilisation against size", about, list(handles.values()))
+    return drawing
+
+
+def _points(ax: Axes, name: str, rows: Sequence[Row], has_peak: bool) -> None:
+    look = style.look(name)
+    rows = sorted(rows, key=lambda row: row.case.m_shard)
+    ax.plot(
+        [row.case.m_shard for row in rows],
+        [_value(row, has_peak) for row in rows],
+        color="#888888",
+        linewidth=0.7,
+        marker=look.marker,
+        markersize=6.5,
+        markerfacecolor=look.fill,
+        markeredgecolor="black",
+        label=name,
+    )
+
+
+def _value(row: Row, has_peak: bool) -> float:
+    assert row.derived
+    return 100 * row.derived.utilisation if has_peak and row.derived.utilisation else row.derived.tflops_per_gpu
+
+
+def _model_lines(ax: Axes, cases: Sequence[Case], device_kind: str) -> None:
+    """The roofline of the ring from the datasheet; on H200s also what ``auto`` goes by."""
+    device, case = cost.device_model(device_kind), cases[0]
+    assert device
+    first, last = min(case.m_shard for case in cases) / _BEYOND, max(case.m_shard for case in cases) * _BEYOND
+    m_shards = [max(round(first), 1)]
+    while m_shards[-1] < last:
+        m_shards.append(max(round(m_shards[-1] * 2 ** (1 / _POINTS_PER_DOUBLING)), m_shards[-1] + 1))
+    sizes = [
+        {"m_shard": m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks} for m_shard in m_shards
+    ]
+    lines = {
+        "MODELLED: roofline of the ring": (
+            [cost.expected_time(device, **s, dtype=case.dtype).overlapped_us for s in sizes],
+            "--",
+        )
+    }
+    if device_kind == _MODELLED_DEVICE:
+        lines["MODELLED: mosaic_gpu"] = ([_modelled_us(s) for s in sizes], "-")
+    for label, (times_us, linestyle) in lines.items():
+        values = [100 * cost.flops(**s) / us * 1e-6 / device.peak_tflops for s, us in zip(sizes, times_us, strict=True)]
+        ax.plot(m_shards, values, color="black", linewidth=1.0, linestyle=linestyle, label=label, zorder=1)
+
+
+def _modelled_us(sizes: dict[str, int]) -> float:
+    config = tuning.heuristic_config(**sizes, num_sms=tuning.H200_NUM_SMS)
+    return tuning.modelled_calls_us(config, **sizes, num_sms=tuning.H200_NUM_SMS)["mosaic_gpu"]

@@ -1,0 +1,87 @@
+"""A run directory, read back: what pictures and reports are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import UsageError
+from jobs.records import Row
+from jobs.results import journal
+from jobs.results.run_dir import JOURNAL_NAME
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedRun:
+    """What a job left behind; a run that ended early may lack all but its path."""
+
+    path: Path
+    rows: tuple[Row, ...]
+    environment: dict[str, Any]
+    """``environment.json``; empty where there is none."""
+    config: str
+    """``config.yaml`` as it was written; empty where there is none."""
+
+    @property
+    def members(self) -> list[dict[str, Any]]:
+        """The ranks of the last gang, in their order."""
+        return list(self.environment.get("members", ()))
+
+    def members_of(self, attempt: int) -> list[dict[str, Any]]:
+        """The ranks of one of the job's gangs; a job that never lost one may not number it."""
+        gangs = [self.environment, *self.environment.get("earlier_attempts", ())]
+        return next((gang.get("members", []) for gang in gangs if gang.get("attempt", 1) == attempt), [])
+
+    @property
+    def device_kind(self) -> str | None:
+        """Name of the devices in jax; ``None`` where it wasn't recorded."""
+        return self.members[0].get("device_kind") if self.members else None
+
+
+def read_run(path: Path) -> RecordedRun:
+    """The run in the directory ``path``.
+
+    Raises:
+      UsageError: its journal can't be read, or its environment isn't JSON.
+    """
+    rows = tuple(journal.read(path / JOURNAL_NAME))
+    try:
+        environment = json.loads(_text(path / "environment.json") or "{}")
+    except ValueError as error:
+        raise UsageError(f"{path / 'environment.json'}: no JSON ({error})") from error
+    return RecordedRun(path, rows, environment, _text(path / "config.yaml"))
+
+
+def read_runs(paths: Sequence[Path]) -> list[RecordedRun]:
+    """The runs in the directories ``paths``; a folder of run directories, as a multirun makes it, stands for these.
+
+    Raises:
+      UsageError: a path is neither, a run can't be read, or the runs are of different devices.
+    """
+    runs = [read_run(folder) for path in paths for folder in _run_dirs(path)]
+    kinds = sorted({str(run.device_kind) for run in runs})
+    if len(kinds) > 1:
+        raise UsageError(f"the runs are of different devices ({', '.join(kinds)}), which no bound is common to")
+    return runs
+
+
+def _run_dirs(path: Path) -> list[Path]:
+    if (path / JOURNAL_NAME).is_file():
+        return [path]
+    # Points of a multirun are numbered.
+    below = sorted(path.glob(f"*/{JOURNAL_NAME}"), key=lambda found: (len(found.parent.name), found.parent.name))
+    if not below:
+        raise UsageError(f"RUN_DIR={path} holds neither a {JOURNAL_NAME} nor folders with one")
+    return [found.parent for found in below]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UsageError(f"{path}: can't be read ({error.strerror})") from error
