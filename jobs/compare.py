@@ -17,9 +17,9 @@ from jobs.errors import EXIT_CHECK_FAILED, EXIT_INFRASTRUCTURE, EXIT_OK, JobErro
 from jobs.records import HEADLINE, TIMES
 
 _DESCRIPTION = """
-Compares runs of jobs.bench, case by case, on their raw samples. A run is a run directory or a results.jsonl; the more
-runs a side has, the smaller the differences that show. Exit code 0; 1 with --fail-over where there is a regression;
-2 where a file can't be read or the sides have no case in common.
+Compares runs of jobs.bench, case by case, on their raw samples. A run is a run directory or a results.jsonl; a folder
+of run directories stands for all of them. The more runs a side has, the smaller the differences that show. Exit code 0;
+1 with --fail-over where there is a regression; 2 where a file can't be read or the sides have no case in common.
 """
 
 
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="*", metavar="BASE NEW", help="one run a side")
+    parser.add_argument("runs", nargs="*", metavar="BASE NEW", help="a run each, or a folder of runs")
     parser.add_argument("--base", nargs="+", default=[], metavar="RUN", help="the runs to compare with")
     parser.add_argument("--new", nargs="+", default=[], metavar="RUN", help="the runs in question")
     parser.add_argument("--metric", choices=TIMES, default=HEADLINE, help="which time (default: %(default)s)")

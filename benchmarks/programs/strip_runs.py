@@ -10,20 +10,22 @@ import dataclasses
 import json
 from pathlib import Path
 
-from jobs.comparison.loading import load_side
+from omegaconf import OmegaConf
+
 from jobs.results.json_safe import json_safe
+from jobs.results.recorded_run import read_run
 
 MEMBER = ("device_kind", "driver_version", "versions")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", help="run directories, in their order")
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories, in their order")
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     options = parser.parse_args()
-    for number, run in enumerate(load_side("runs", options.runs), options.first):
-        strip(run, options.to / f"{number:02d}")
+    for number, path in enumerate(options.runs, options.first):
+        strip(read_run(path), options.to / f"{number:02d}")
 
 
 def strip(run, folder):
@@ -34,8 +36,7 @@ def strip(run, folder):
     kept = {"git_sha": about["git_sha"], "versions": about["versions"]}
     kept["members"] = [{name: member[name] for name in MEMBER} for member in run.members]
     (folder / "environment.json").write_text(json.dumps(kept, indent=1) + "\n")
-    timing = "".join(f"  {name}: {value}\n" for name, value in run.timing.items())
-    (folder / "config.yaml").write_text(f"timing:\n{timing}")
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml({"timing": OmegaConf.create(run.config).timing}))
 
 
 def stripped(row):

@@ -16,13 +16,15 @@ _CLOCK_TOLERANCE = 0.02
 
 def differences(base: Sequence[Run], new: Sequence[Run]) -> list[str]:
     """A line for each fact of devices, versions and timing that isn't the same in all runs, and for other clocks."""
-    sides = [[_facts(run) for run in runs] for runs in (base, new)]
-    names = dict.fromkeys(name for side in sides for facts in side for name in facts)
-    lines = [f"{run.path} has no environment.json: its devices and versions are unknown" for run in _bare(base, new)]
-    for name in names:
-        values = [sorted({facts[name] for facts in side if name in facts}) for side in sides]
-        if len({value for side in values for value in side}) > 1:
-            in_base, in_new = (" and ".join(side) or _UNKNOWN for side in values)
+    lines = [
+        f"{run.path}: devices and versions are unknown, as it has no environment.json"
+        for run in (*base, *new)
+        if not run.device_kinds
+    ]
+    for name in dict.fromkeys(name for run in (*base, *new) for name in run.facts):
+        sides = [set().union(*(run.facts.get(name, set()) for run in runs)) for runs in (base, new)]
+        if len(sides[0] | sides[1]) > 1:
+            in_base, in_new = (" and ".join(sorted(side)) or _UNKNOWN for side in sides)
             lines.append(f"{name} differs: BASE {in_base}, NEW {in_new}")
     return lines + _clock_difference(base, new)
 
@@ -55,19 +57,3 @@ def _clock_difference(base: Sequence[Run], new: Sequence[Run]) -> list[str]:
 def _clock_mhz(runs: Sequence[Run]) -> float | None:
     clocks = [min(rank.sm_clock_mhz for rank in row.telemetry) for run in runs for row in run.rows if row.telemetry]
     return statistics.median(clocks) if clocks else None
-
-
-def _bare(base: Sequence[Run], new: Sequence[Run]) -> list[Run]:
-    return [run for run in (*base, *new) if run.environment is None]
-
-
-def _facts(run: Run) -> dict[str, str]:
-    """What is known of a run."""
-    environment = run.environment or {}
-    facts = {"device": run.device_kinds}
-    for versions in (environment.get("versions", {}), *(member.get("versions", {}) for member in run.members)):
-        for name, version in versions.items():
-            facts.setdefault(name, set()).add(str(version))
-    facts["driver"] = {str(member["driver_version"]) for member in run.members if member.get("driver_version")}
-    facts |= {f"timing.{name}": {str(value)} for name, value in run.timing.items()}
-    return {name: " and ".join(sorted(values)) for name, values in facts.items() if values}

@@ -14,7 +14,7 @@ from jobs.comparison.markdown import markdown
 from jobs.comparison.statistics import Verdict
 from jobs.comparison.table import text
 from jobs.errors import UsageError
-from jobs.records import Telemetry
+from jobs.records import FORMAT_VERSION, Telemetry
 from tests.jobs.simulated_runs import ENVIRONMENT, PASSED, Noise, row, samples, without_time, write_run
 
 FAILED = dataclasses.replace(PASSED, passed=False, num_wrong=3, failed_ranks=(1,))
@@ -172,10 +172,16 @@ def test_a_journal_alone_is_a_run(tmp_path):
     folder = write_run(tmp_path / "run", [measured(100)])
     (folder / "results.jsonl").rename(tmp_path / "base.jsonl")
     (run,) = load_side("BASE", [str(tmp_path / "base.jsonl")])
-    assert (len(run.rows), run.environment, run.timing) == (1, None, {})
+    assert (len(run.rows), run.facts) == (1, {})
     other = write_run(tmp_path / "other", [measured(100)])
     (named,) = load_side("BASE", [str(other / "results.jsonl")])
-    assert named.environment is not None
+    assert named.device_kinds == {"NVIDIA H200"}
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(tmp_path):
+    for number in (10, 9):
+        write_run(tmp_path / str(number), [measured(100)])
+    assert [run.path.name for run in load_side("BASE", [str(tmp_path)])] == ["9", "10"]
 
 
 def test_a_run_counts_once(tmp_path):
@@ -187,8 +193,8 @@ def test_a_run_counts_once(tmp_path):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    points = tmp_path / "multirun"
-    write_run(points / "0", [measured(100)])
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
     empty = write_run(tmp_path / "empty", [])
     broken = write_run(tmp_path / "broken", [measured(100)])
     (broken / "environment.json").write_text('{"versions": 3}')
@@ -196,14 +202,14 @@ def test_what_is_no_run_is_refused(tmp_path):
     (unreadable / "config.yaml").write_text("timing: [}")
     old = write_run(tmp_path / "old", [measured(100)])
     lines = (old / "results.jsonl").read_text()
-    (old / "results.jsonl").write_text(lines + lines.replace('"version": 2', '"version": 1'))
+    (old / "results.jsonl").write_text(lines + lines.replace(f'"version": {FORMAT_VERSION}', '"version": 0'))
     for path, message in [
         (tmp_path / "nowhere", "no such run directory or journal"),
-        (points, "in 1 folders below: name .*/multirun/\\*"),
+        (nothing, "BASE=.*/nothing holds neither a results.jsonl nor folders with one"),
         (empty, "holds no row"),
-        (broken, "not an environment.json"),
-        (unreadable, "not a config.yaml"),
-        (old, "old/results.jsonl:2: not a row .*version=1 of a row must be"),
+        (broken, "its environment.json isn't one of jobs.bench"),
+        (unreadable, "its config.yaml isn't one of jobs.bench"),
+        (old, "old/results.jsonl:2: not a row .*version=0 of a row must be"),
     ]:
         with pytest.raises(UsageError, match=message):
             load_side("BASE", [str(path)])
