@@ -23,6 +23,7 @@ from jobs.results.json_safe import json_safe, revive_floats
 
 logger = logging.getLogger(__name__)
 
+JOURNAL_NAME = "results.jsonl"
 # Parts of a row that hold numbers and no strings.
 _NUMBERS = ("check", *TIMES, "samples_us", "kernels_us", "derived")
 

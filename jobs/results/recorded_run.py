@@ -10,8 +10,7 @@ from typing import Any
 
 from jobs.errors import UsageError
 from jobs.records import Row
-from jobs.results import journal
-from jobs.results.run_dir import JOURNAL_NAME
+from jobs.results.journal import JOURNAL_NAME, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ def read_run(path: Path) -> RecordedRun:
     Raises:
       UsageError: its journal can't be read, or its environment isn't JSON.
     """
-    rows = tuple(journal.read(path / JOURNAL_NAME))
+    rows = tuple(read(path / JOURNAL_NAME))
     try:
         environment = json.loads(_text(path / "environment.json") or "{}")
     except ValueError as error:
@@ -61,20 +60,27 @@ def read_runs(paths: Sequence[Path]) -> list[RecordedRun]:
     Raises:
       UsageError: a path is neither, a run can't be read, or the runs are of different devices.
     """
-    runs = [read_run(folder) for path in paths for folder in _run_dirs(path)]
+    runs = [read_run(folder) for path in paths for folder in run_dirs("RUN_DIR", path)]
     kinds = sorted({str(run.device_kind) for run in runs})
     if len(kinds) > 1:
         raise UsageError(f"the runs are of different devices ({', '.join(kinds)}), which no bound is common to")
     return runs
 
 
-def _run_dirs(path: Path) -> list[Path]:
+def run_dirs(option: str, path: Path) -> list[Path]:
+    """``path``, where it is a run directory; else the run directories in it, in the order of a multirun's points.
+
+    ``option`` is what messages call it.
+
+    Raises:
+      UsageError: there is none.
+    """
     if (path / JOURNAL_NAME).is_file():
         return [path]
     # Points of a multirun are numbered.
     below = sorted(path.glob(f"*/{JOURNAL_NAME}"), key=lambda found: (len(found.parent.name), found.parent.name))
     if not below:
-        raise UsageError(f"RUN_DIR={path} holds neither a {JOURNAL_NAME} nor folders with one")
+        raise UsageError(f"{option}={path} holds neither a {JOURNAL_NAME} nor folders with one")
     return [found.parent for found in below]
 
 

@@ -17,12 +17,12 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from jobs.errors import InfrastructureError, UsageError
+from jobs.results.journal import JOURNAL_NAME
 from jobs.results.json_safe import json_safe
 from jobs.rules import to_settings
 from jobs.settings import Settings
 
 DEFAULT_BASE = "~/cmkernel_runs"
-JOURNAL_NAME = "results.jsonl"
 _CONFIG_NAME = "config.yaml"
 _ENVIRONMENT_NAME = "environment.json"
 # No fault of the option's value: another folder on the same disk would fail too.

@@ -13,9 +13,9 @@ from typing import Any
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records import Row
 from jobs.results.bounded import call_within
+from jobs.results.journal import JOURNAL_NAME
 from jobs.results.json_safe import json_safe
 from jobs.results.metrics import RankInfo, Scalar
-from jobs.results.run_dir import JOURNAL_NAME
 from jobs.results.wandb_process import browse_command, read_key_file, sync_command
 from jobs.results.wandb_run import NoKeyError, RunStarter, WandbRun
 from jobs.settings import WandbMode, WandbSettings

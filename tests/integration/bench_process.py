@@ -64,11 +64,11 @@ def command(*overrides: str) -> list[str]:
     return [sys.executable, "-m", "jobs.bench", *overrides]
 
 
-def start(*overrides: str, **env: str | None) -> subprocess.Popen:
-    """The job, running."""
+def start(*overrides: str, root: Path = ROOT, **env: str | None) -> subprocess.Popen:
+    """The job, running; ``root`` is the checkout that it runs from."""
     return subprocess.Popen(
         command(*overrides),
-        cwd=ROOT,
+        cwd=root,
         env=environment(**env),
         text=True,
         stdout=subprocess.PIPE,
@@ -88,6 +88,6 @@ def finish(process: subprocess.Popen, *, timeout_s: float) -> Finished:
     return Finished(process.returncode, stdout, stderr)
 
 
-def run(*overrides: str, timeout_s: float = 120, **env: str | None) -> Finished:
+def run(*overrides: str, timeout_s: float = 120, root: Path = ROOT, **env: str | None) -> Finished:
     """The job, from start to end."""
-    return finish(start(*overrides, **env), timeout_s=timeout_s)
+    return finish(start(*overrides, root=root, **env), timeout_s=timeout_s)

@@ -1,0 +1,116 @@
+"""The runs of one side, with what is known of where and how they ran."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from jobs.errors import UsageError
+from jobs.records import Row
+from jobs.results.journal import JOURNAL_NAME, read
+from jobs.results.recorded_run import RecordedRun, read_run, run_dirs
+
+# in_graph_us is a share of this many calls: with other values it is another quantity.
+_TIMING = ("chain_length", "chain_repeats")
+DEVICE = "device"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of ``jobs.bench``."""
+
+    path: Path
+    """Its run directory, or a journal that stands alone."""
+    rows: tuple[Row, ...]
+    facts: dict[str, set[str]]
+    """Devices, versions and what else a time depends on, by name, over all ranks; what isn't known is left out."""
+    commit: str | None
+
+    @property
+    def journal(self) -> Path:
+        """Where the rows are from."""
+        return self.path if self.path.is_file() else self.path / JOURNAL_NAME
+
+    @property
+    def device_kinds(self) -> set[str]:
+        """Names that jax gives its devices; empty where they aren't known."""
+        return self.facts.get(DEVICE, set())
+
+
+def load_side(name: str, paths: Sequence[str]) -> list[Run]:
+    """The runs of one side, which messages call ``name``.
+
+    A path is a run directory, a folder of them, or a journal. The files beside a journal that isn't called
+    results.jsonl may be of another run, and are left alone.
+
+    Raises:
+      UsageError: a path has no journal, a journal has no row, or a file can't be read.
+    """
+    runs = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise UsageError(f"{name}={path}: no such run directory or journal")
+        if path.is_dir():
+            recorded = [read_run(folder) for folder in run_dirs(name, path)]
+        elif path.name == JOURNAL_NAME:
+            recorded = [read_run(path.parent)]
+        else:
+            recorded = [RecordedRun(path, tuple(read(path)), {}, "")]
+        runs += [_run(name, run) for run in recorded]
+    return runs
+
+
+def refuse_repeated(base: Sequence[Run], new: Sequence[Run]) -> None:
+    """One run counted twice would pass for two.
+
+    Raises:
+      UsageError: a journal was named twice.
+    """
+    seen: dict[Path, Path] = {}
+    for run in (*base, *new):
+        journal = run.journal.resolve()
+        if journal in seen:
+            raise UsageError(f"{run.path} is the same run as {seen[journal]}; each run counts once")
+        seen[journal] = run.path
+
+
+def _run(name: str, recorded: RecordedRun) -> Run:
+    if not recorded.rows:
+        raise UsageError(f"{name}={recorded.path}: {JOURNAL_NAME} holds no row: the job ended before its first one")
+    try:
+        facts = _facts(recorded.environment)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{recorded.path}: its environment.json isn't one of jobs.bench ({type(error).__name__}: {error})"
+        ) from error
+    try:
+        facts |= _timing(recorded.config)
+    except Exception as error:  # of omegaconf and yaml alike, which have no class in common
+        raise UsageError(
+            f"{recorded.path}: its config.yaml isn't one of jobs.bench ({type(error).__name__}: {error})"
+        ) from error
+    return Run(path=recorded.path, rows=recorded.rows, facts=facts, commit=recorded.environment.get("git_sha"))
+
+
+def _facts(environment: dict[str, Any]) -> dict[str, set[str]]:
+    gangs = [environment, *environment.get("earlier_attempts", ())]
+    members = [member for gang in gangs for member in gang.get("members", ())]
+    facts = {
+        DEVICE: {str(member["device_kind"]) for member in members},
+        "driver": {str(member["driver_version"]) for member in members if member.get("driver_version")},
+    }
+    for about in (environment, *members):
+        for software, version in about.get("versions", {}).items():
+            facts.setdefault(software, set()).add(str(version))
+    return {fact: values for fact, values in facts.items() if values}
+
+
+def _timing(config: str) -> dict[str, set[str]]:
+    if not config:
+        return {}
+    timing = OmegaConf.create(config).timing
+    return {f"timing.{option}": {str(timing[option])} for option in _TIMING}

@@ -1,0 +1,144 @@
+"""Which measurements of two sides belong together, and which have no counterpart."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Self
+
+from jobs.comparison.loading import Run
+from jobs.records import Row
+
+_REASON_WIDTH = 160
+Samples = list[list[list[float]]]
+"""Raw times of one run in microseconds: ``[rank][burst][sample]``."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Key:
+    """What makes two measurements comparable. A case's name isn't part of it: its sizes say what was multiplied."""
+
+    m_shard: int
+    k: int
+    n_shard: int
+    dtype: str
+    num_ranks: int
+    implementation: str
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """What ``row`` measured."""
+        case = row.case
+        return cls(case.m_shard, case.k, case.n_shard, case.dtype, case.num_ranks, row.implementation)
+
+    def __str__(self) -> str:
+        sizes = f"m_shard={self.m_shard} k={self.k} n_shard={self.n_shard}"
+        return f"{self.implementation} on {sizes} {self.dtype} D={self.num_ranks}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A key that both sides measured; per side the samples of each of its runs."""
+
+    key: Key
+    case_name: str
+    base: list[Samples]
+    new: list[Samples]
+    base_configs: list[dict[str, Any]]
+    """The different tiles that the side ran with, none where it has no tiles."""
+    new_configs: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """Everything that two sides hold."""
+
+    pairs: list[Pair]
+    left_out: list[str]
+    """What isn't compared, each with the reason."""
+    broken: list[Key]
+    """Keys whose check failed in NEW, and in no run of BASE."""
+
+
+class _Side:
+    """A side's samples, tiles and unusable rows by key."""
+
+    def __init__(self, name: str, runs: Sequence[Run], metric: str) -> None:
+        self.names: dict[Key, str] = {}
+        self.samples: dict[Key, list[Samples]] = {}
+        self.configs: dict[Key, list[dict[str, Any]]] = {}
+        unusable: dict[str, list[str]] = {}
+        self.failed: set[Key] = set()
+        for run in runs:
+            for key, rows in _by_key(run).items():
+                self.names.setdefault(key, rows[0].case.name)
+                usable = []
+                for row in rows:
+                    if reason := _unusable(row, metric):
+                        unusable.setdefault(f"{key}: {reason}", []).append(str(run.path))
+                    else:
+                        usable.append(row.samples_us[metric])
+                    if row.failed:
+                        self.failed.add(key)
+                    configs = self.configs.setdefault(key, [])
+                    if row.config and row.config not in configs:
+                        configs.append(row.config)
+                if usable:
+                    self.samples.setdefault(key, []).append(_joined(usable))
+        self.unusable = [
+            f"{line} ({name}, {'all runs' if len(paths) == len(runs) else ', '.join(paths)})"
+            for line, paths in unusable.items()
+        ]
+
+
+def match(base: Sequence[Run], new: Sequence[Run], metric: str) -> Matched:
+    """Pair up what both sides measured under ``metric``, in the order of BASE.
+
+    A row whose check failed, that could not run or lacks the metric is never compared, and is said with its run.
+    """
+    sides = _Side("BASE", base, metric), _Side("NEW", new, metric)
+    in_base, in_new = sides
+    keys = list(dict.fromkeys((*in_base.names, *in_new.names)))
+    left_out = [f"{key}: only in BASE" for key in keys if key not in in_new.names]
+    left_out += [f"{key}: only in NEW" for key in keys if key not in in_base.names]
+    return Matched(
+        pairs=[
+            Pair(
+                key,
+                in_base.names[key],
+                in_base.samples[key],
+                in_new.samples[key],
+                in_base.configs[key],
+                in_new.configs[key],
+            )
+            for key in keys
+            if key in in_base.samples and key in in_new.samples
+        ],
+        left_out=left_out + [line for side in sides for line in side.unusable],
+        broken=[key for key in keys if key in in_new.failed and key in in_base.names and key not in in_base.failed],
+    )
+
+
+def _by_key(run: Run) -> dict[Key, list[Row]]:
+    rows: dict[Key, list[Row]] = {}
+    for row in run.rows:
+        rows.setdefault(Key.of(row), []).append(row)
+    return rows
+
+
+def _unusable(row: Row, metric: str) -> str | None:
+    if row.check is None:
+        return "not run: " + textwrap.shorten(row.reason or "", _REASON_WIDTH, placeholder=" ...")
+    if row.failed:
+        ranks = ", ".join(map(str, row.check.failed_ranks))
+        return f"check failed on rank {ranks}"
+    ranks_of_samples = row.samples_us.get(metric)
+    if not ranks_of_samples or not all(any(rank) for rank in ranks_of_samples):
+        return f"{metric} not measured"
+    return None
+
+
+def _joined(measured: list[Samples]) -> Samples:
+    """Two layers of a model may have the same sizes: one run measured them twice, in more bursts."""
+    return [[burst for bursts in of_rank for burst in bursts] for of_rank in zip(*measured, strict=True)]
