@@ -73,6 +73,7 @@ def test_it_ends_with_pictures_and_a_report(finished):
     assert "Traceback" not in (run_dir / "bench.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_made_changes_nothing_else(tmp_path):
     (tmp_path / "pictures").write_text("a file where a folder should be")
     finished = run(*QUICK, "results.report=true", f"run_dir={tmp_path}")

@@ -63,6 +63,7 @@ def test_a_host_without_gpus(tmp_path):
     assert "0 fail" in finished.stdout
 
 
+@pytest.mark.slow
 def test_usage_and_infrastructure_errors_have_their_codes(tmp_path):
     wrong = examine("cluster.num_ranks=0")
     assert (wrong.code, wrong.result["status"]) == (2, "usage_error")

@@ -246,6 +246,7 @@ def test_stuck_rank(cluster, tmp_path):
         assert "in sum_without" in of_rank[1]
 
 
+@pytest.mark.slow
 def test_only_a_gang_that_gets_nowhere_hangs(cluster, tmp_path):
     limit_s = 4.0
     settings = dataclasses.replace(SETTINGS, stall_timeout_s=limit_s)
@@ -263,6 +264,7 @@ def test_only_a_gang_that_gets_nowhere_hangs(cluster, tmp_path):
     await_gone(gang.members)
 
 
+@pytest.mark.slow
 def test_frozen_rank(cluster, caplog):
     with fresh_gang(cluster) as gang:
         os.kill(gang.members[0].pid, signal.SIGSTOP)
