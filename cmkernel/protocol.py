@@ -59,7 +59,7 @@ class Protocol:
     num_comm_ctas: int
     num_senders: int
     """Sending warps of all communication CTAs."""
-    num_split_tiles: int = 0
+    num_split_tiles: int
     """Tiles of the last wave, each computed in two halves by two CTAs; the whole ones before them fill all waves."""
     first_in_tile_chunk: int
     """From this chunk on, compute CTAs send the lhs tiles that they load; communication CTAs send those before it."""
