@@ -108,7 +108,7 @@ def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How fast ``modelled_us`` expects the parts of ``mosaic_gpu`` to be, for ``cmkernel.timeline``."""
+    """How fast ``modelled_us`` expects the parts of ``mosaic_gpu`` to be, for ``cmkernel.modelled_timeline``."""
 
     step_us: float
     """A k step of a tile, reading the rhs included."""

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from cmkernel.measured_timeline import measured_timeline
+from cmkernel.timeline import StepTimes
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.gang import Gang
 from jobs.gang.neighbours import layout
@@ -17,6 +19,7 @@ from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import BASELINE, Opened, Request
+from jobs.measure.ring_stamps import RING, RingStamps
 from jobs.records import Case, Check, Row, Spread, Telemetry
 from jobs.results.derive import derive, fastest_us
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
@@ -87,6 +90,7 @@ class Benchmark:
             self._call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
         samples, telemetry = self._time(case, passed)
         profiles = self._profile(case, passed, samples)
+        timeline = self._timeline(case, passed)
         self._call("close_case", doing=f"closing {case}")
         rows = []
         for name, (o, r) in plan.items():
@@ -101,6 +105,7 @@ class Benchmark:
                     samples_us=samples.get(name, {}),
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
+                    timeline=timeline if name == RING else (),
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                     attempt=self._attempt,
                     **_spreads(samples.get(name, {})),
@@ -185,6 +190,13 @@ class Benchmark:
             samples[name]["kernel_us"] = [[p.kernel_us] for p in profiles]
             samples[name]["device_us"] = [[p.device_us] for p in profiles]
         return found
+
+    def _timeline(self, case: Case, names: list[str]) -> tuple[tuple[StepTimes, ...], ...]:
+        """The device steps of each rank in one call of ``mosaic_gpu``; nothing where it didn't run, or one rank did."""
+        if RING not in names or case.num_ranks == 1 or not self._settings.timing.timeline:
+            return ()
+        by_rank: list[RingStamps] = self._call("stamp", doing=f"stamping {RING} on {case}")
+        return measured_timeline(by_rank[0].protocol, [rank.stamps for rank in by_rank])
 
     def _with_derived(self, rows: list[Row]) -> list[Row]:
         headlines = {row.implementation: row.headline_us for row in rows}

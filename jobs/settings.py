@@ -166,6 +166,9 @@ class TimingSettings:
     """Back-to-back runs of the program in a sample: the dispatch of all but the first hides behind the run before."""
     profiled_calls: int = 20
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
+    timeline: bool = True
+    """Whether ``mosaic_gpu`` also writes down when its CTAs multiplied, waited and sent, for a picture; takes another
+    two seconds of compilation a case."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
     """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
     ppermute_two_level; xla and xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and

@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jobs.measure import inputs, programs, timing, torch_fused
+from jobs.measure import inputs, programs, ring_stamps, timing, torch_fused
 from jobs.measure.check import Subject, check
 from jobs.measure.layout import Layout
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.pulse import PULSE
+from jobs.measure.ring_stamps import RING, RingStamps
 from jobs.measure.telemetry import Sampler, nvlink_name
 from jobs.records import Case, RankCheck, Telemetry
 from jobs.settings import Fault, TimingSettings
@@ -190,6 +191,16 @@ class Session:
             return program.call(lhs, rhs)
 
         return call
+
+    def stamp(self) -> RingStamps:
+        """When the CTAs of ``mosaic_gpu`` did what in one call."""
+        case = self._opened()
+        stamped = ring_stamps.build(case.programs[RING].opened.config or {}, self.mesh, case.case)
+        for operands in case.arguments(RING)[:2]:
+            # The first call loads the kernel.
+            self._align_ranks()
+            stamps = stamped(*operands)
+        return stamps
 
     def close_case(self) -> None:
         """Drop operands and executables: each one with symmetric memory keeps a window over XLA's arena open."""

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from cmkernel.config import KernelConfig, MatmulDimension
-from cmkernel.timeline import modelled_timeline
+from cmkernel.modelled_timeline import modelled_timeline
 from cmkernel.tuning import H200_NUM_SMS, heuristic_config, modelled_us
 
 ARTICLE = {"m_shard": 1024, "k": 4096, "n_shard": 4096, "num_sms": H200_NUM_SMS}
