@@ -210,11 +210,11 @@ class TuningSettings:
 
     table: str | None = None
     """File that gets the winners; its other entries stay. null: ``tuned.jsonl`` in the run directory."""
-    max_candidates: int = 8
+    max_candidates: int = 11
     """Configs of a case that are measured, the heuristic's among them."""
     max_modelled: float = 1.15
     """Candidates that are modelled to take longer than so many times the heuristic are left out."""
-    round_size: int = 5
+    round_size: int = 6
     """Candidates that take turns, the heuristic's in each round: each holds an executable with a symmetric window."""
     bursts: int = 5
     """Turns of each candidate of a round."""

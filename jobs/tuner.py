@@ -62,6 +62,13 @@ class Tuner(Benchmark):
             )
         if options := kernel_config(kernel):
             raise UsageError(f"kernel.{min(options)} is set, and jobs.tune is to find it: leave it out")
+        tuning, fraction = settings.tuning, settings.cluster.gpu_memory_fraction
+        # And one more for the single calls of the fastest one.
+        if (tuning.round_size + 1) * fraction > 1:
+            raise UsageError(
+                f"tuning.round_size={tuning.round_size} executables and one more don't fit beside each other, as each "
+                f"maps cluster.gpu_memory_fraction={fraction} of a GPU's memory; at most {int(1 / fraction) - 1} do"
+            )
         settings = copy.deepcopy(settings)
         path = Path(settings.tuning.table or run_dir / TABLE_NAME).expanduser().absolute()
         if not path.parent.is_dir():
@@ -111,6 +118,10 @@ class Tuner(Benchmark):
         for number, batch in enumerate(batches, len(rounds) + 1):
             found = self._round(case, [reference, *batch], _ROUND.format(number, num_rounds))
             rounds.append(found)
+            for row in found[:-1]:
+                relative = _relative(row.samples_us.get(HEADLINE, []), found[-1].samples_us.get(HEADLINE, []))
+                told = f"{relative:.3f} x the heuristic's time" if math.isfinite(relative) else "no time"
+                self._announce(f"{case}: {told} by {_changes(row.config, found[-1].config)}: {row.reason}")
             if number == num_rounds:
                 self._conclude(case, rounds)
             yield from found
@@ -303,6 +314,7 @@ def _told(config: Config) -> str:
     return " ".join(f"{name}={value}" for name, value in to_plain(config).items())
 
 
-def _changes(config: Mapping[str, Any], reference: Mapping[str, Any] | None) -> str:
-    """The options in which a config differs."""
-    return " ".join(f"{name}={value}" for name, value in config.items() if value != (reference or {}).get(name))
+def _changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> str:
+    """The options in which a config differs from that of a reference."""
+    options = (config or {}).items()
+    return " ".join(f"{name}={value}" for name, value in options if value != (reference or {}).get(name))
