@@ -38,7 +38,7 @@ def kernel_candidates(
     families: list[Iterable[KernelConfig]] = [
         _variants(first, [{"grid_tile_width": width} for width in _GRID_TILE_WIDTHS]),
         best_of_each_tile(**sizes),
-        _variants(first, _ways_to_send(first) if num_ranks > 1 else []),
+        _variants(first, _ways_to_send(first, num_sms) if num_ranks > 1 else []),
         _variants(first, _ways_to_follow(first) if num_ranks > 1 else []),
     ]
     in_turn = itertools.zip_longest(
@@ -46,12 +46,8 @@ def kernel_candidates(
     )
     found: dict[Any, KernelConfig] = {}
     for config in [first, *(config for turn in in_turn for config in turn if config is not None)]:
-        if modelled_us(config, **sizes) > limit_us:
-            continue
-        try:
+        if modelled_us(config, **sizes) <= limit_us:
             found.setdefault(_identity(config, sizes), config)
-        except ValueError:  # No CTA would be left to compute.
-            continue
     return list(found.values())
 
 
@@ -60,8 +56,8 @@ def ppermute_candidates(*, m_shard: int) -> list[PpermuteConfig]:
     return [PpermuteConfig(num_chunks=num) for num in _PPERMUTE_CHUNKS if num <= m_shard]
 
 
-def _ways_to_send(config: KernelConfig) -> list[dict[str, Any]]:
-    ctas: list[dict[str, Any]] = [{"num_comm_ctas": num} for num in _COMM_CTAS]
+def _ways_to_send(config: KernelConfig, num_sms: int) -> list[dict[str, Any]]:
+    ctas: list[dict[str, Any]] = [{"num_comm_ctas": num} for num in _COMM_CTAS if num < num_sms]
     return [*ctas, *({"num_in_tile_chunks": num} for num in _IN_TILE_CHUNKS if config.num_comm_ctas)]
 
 
