@@ -18,7 +18,7 @@ from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
-from jobs.measure.programs import BASELINE, Opened, Request
+from jobs.measure.programs import BASELINE, CANDIDATE, Opened, Request
 from jobs.records import Case, Check, Row, Spread, Telemetry
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
@@ -64,7 +64,13 @@ class Benchmark:
 
     @staticmethod
     def unfinished(settings: Settings, cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:
-        """Those of the ``cases`` of which ``rows``, the job's so far, lack some."""
+        """Those of the ``cases`` of which ``rows``, the job's so far, lack some.
+
+        Raises:
+          UsageError: the rows are those of another kind of job.
+        """
+        if any(row.requested.startswith(CANDIDATE) for row in rows):
+            raise UsageError(f"resume={settings.resume} is a run directory of jobs.tune, not of jobs.bench")
         wanted, baselines = settings.kernel.implementation.value, settings.timing.baselines
         finished = finished_cases(rows, requested=wanted, baselines=baselines)
         return [case for case in cases if case not in finished]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from jobs.measure.layout import Layout
 
 BASELINE = "baseline"
+# How ``requested`` of a tuner's candidates begins.
+CANDIDATE = "tune:"
 # XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 _BY_CUBLAS = ("local_cublas", "xla_cublas")
@@ -33,7 +35,7 @@ class Request:
     """What the driver asks every rank to measure."""
 
     requested: str
-    """``kernel.implementation``, or ``baseline``."""
+    """``kernel.implementation``, ``baseline``, or a round of the tuner's."""
     implementation: str
     """``auto``, or one of ``jobs.settings.BASELINES``."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
