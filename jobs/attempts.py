@@ -21,7 +21,7 @@ from jobs.gang.neighbours import layout
 from jobs.gang.remains import await_gone
 from jobs.records import Case
 from jobs.results import table
-from jobs.results.journal import Journal, finished_cases
+from jobs.results.journal import Journal
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
 from jobs.results.run_dir import RunDir
@@ -40,6 +40,7 @@ class Attempts:
       journal: of the run directory, open.
       run_dir: where stacks and the environment go.
       outcome: gets the rows and the restarts; its W&B run has been started.
+      kind: what is done with each case.
       about: what environment.json says, which this completes: ``attempt`` and ``members`` of the last gang,
         ``earlier_attempts``.
     """
@@ -50,6 +51,7 @@ class Attempts:
         settings: Settings,
         cases: Sequence[Case],
         *,
+        kind: type[Benchmark],
         journal: Journal,
         run_dir: RunDir,
         outcome: Outcome,
@@ -58,6 +60,7 @@ class Attempts:
         self._cluster = cluster
         self._settings = settings
         self._cases = cases
+        self._kind = kind
         self._journal = journal
         self._run_dir = run_dir
         self._outcome = outcome
@@ -90,16 +93,12 @@ class Attempts:
             await_gone(self._cluster, self._lost.places)
 
     def _unfinished(self) -> list[Case]:
-        wanted, baselines = self._settings.kernel.implementation.value, self._settings.timing.baselines
-        finished = finished_cases(self._outcome.rows, requested=wanted, baselines=baselines)
-        return [case for case in self._cases if case not in finished]
+        return self._kind.unfinished(self._settings, self._cases, self._outcome.rows)
 
     def _measure(self, cases: Sequence[Case]) -> None:
         """One gang, from its start to its end."""
         outcome, settings, attempt = self._outcome, self._settings, self._about["attempt"]
         assert outcome.wandb is not None
-        # Of a case that was cut short, some rows may be there already.
-        written = {(row.case, row.implementation) for row in outcome.rows}
         with contextlib.ExitStack() as stack:
             stacks_path = self._run_dir.path / f"stacks-{attempt}.txt"
             gang = Gang.start(self._cluster, settings.cluster, cases[0].num_ranks, stacks_path=stacks_path)
@@ -109,7 +108,7 @@ class Attempts:
             self._run_dir.write_environment(self._about)
             for line in [*self._header(gang), *([f"# {settled}"] if settled else [])]:
                 print(line, flush=True)
-            progress = stack.enter_context(Progress(len(cases) * Benchmark.num_steps(settings), sys.stdout))
+            progress = stack.enter_context(Progress(len(cases) * self._kind.num_steps(settings), sys.stdout))
 
             def report(text: str) -> None:
                 self._note_restart(progress)
@@ -120,11 +119,9 @@ class Attempts:
                 logger.info("%s", text)
                 progress.print(f"# {text}")
 
-            benchmark = Benchmark(gang, settings, attempt, report=report, announce=announce)
+            benchmark = self._kind(gang, settings, attempt, report=report, announce=announce)
             for case in cases:
-                for row in benchmark.run(case):
-                    if (row.case, row.implementation) in written:
-                        continue
+                for row in benchmark.run(case, outcome.rows):
                     self._journal.append(row)
                     outcome.rows.append(row)
                     outcome.wandb.log_row(row, gang.members)

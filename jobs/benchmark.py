@@ -7,9 +7,11 @@ import datetime
 import functools
 import secrets
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from cmkernel import Table
 from cmkernel.measured_timeline import measured_timeline
 from cmkernel.timeline import StepTimes
 from jobs.errors import InfrastructureError, UsageError
@@ -18,20 +20,22 @@ from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
-from jobs.measure.programs import BASELINE, Opened, Request
+from jobs.measure.programs import BASELINE, CANDIDATE, Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
 from jobs.records import Case, Check, Row, Spread, Telemetry
 from jobs.results.derive import derive, fastest_us
+from jobs.results.journal import finished_cases
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
+from jobs.tables import read_table
 
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
 
 
-def requests_of(settings: Settings) -> list[Request]:
+def requests_of(settings: Settings, table: Table | None = None) -> list[Request]:
     """The implementation that the config asks for, then the baselines beside it."""
     wanted = settings.kernel.implementation.value
-    baselines = [Request(BASELINE, name) for name in settings.timing.baselines if name != wanted]
-    return [Request(wanted, wanted, kernel_config(settings.kernel)), *baselines]
+    baselines = [Request(BASELINE, name, table=table) for name in settings.timing.baselines if name != wanted]
+    return [Request(wanted, wanted, kernel_config(settings.kernel), table), *baselines]
 
 
 class Benchmark:
@@ -51,16 +55,38 @@ class Benchmark:
         self._attempt = attempt
         self._report = report
         self._announce = announce
+        self._table = read_table("kernel.table", settings.kernel.table)
         self._device_kind = gang.members[0].device_kind
         self._layout = layout(gang.members, settings.cluster)
+
+    @staticmethod
+    def settle(settings: Settings, run_dir: Path) -> Settings:
+        """The settings that this kind of job runs by."""
+        del run_dir
+        return settings
+
+    @staticmethod
+    def unfinished(settings: Settings, cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:
+        """Those of the ``cases`` of which ``rows``, the job's so far, lack some.
+
+        Raises:
+          UsageError: the rows are those of another kind of job.
+        """
+        if any(row.requested.startswith(CANDIDATE) for row in rows):
+            raise UsageError(f"resume={settings.resume} is a run directory of jobs.tune, not of jobs.bench")
+        wanted, baselines = settings.kernel.implementation.value, settings.timing.baselines
+        finished = finished_cases(rows, requested=wanted, baselines=baselines)
+        return [case for case in cases if case not in finished]
 
     @staticmethod
     def num_steps(settings: Settings) -> int:
         """How often ``report`` is called for a case."""
         return 1 + len(requests_of(settings)) * 2 + settings.timing.bursts
 
-    def run(self, case: Case) -> list[Row]:
+    def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterable[Row]:
         """Rows of one case: a time only where the check passed on every rank, a baseline's reason where it can't run.
+
+        ``rows`` are the job's so far; of a case that was cut short, some may be there already.
 
         Raises:
           UsageError: what the config asks for can't run on this case.
@@ -69,7 +95,7 @@ class Benchmark:
         """
         timing = self._settings.timing
         self._report(f"{case}: inputs")
-        requests = requests_of(self._settings)
+        requests = requests_of(self._settings, self._table)
         opened = self._open(case, requests)
         # `auto` may take what is a baseline too: one row stands for both.
         plan: dict[str, tuple[Opened, Request]] = {}
@@ -81,7 +107,7 @@ class Benchmark:
                 self._announce(f"{case}: auto takes {o.implementation}: {o.reason}")
             if r.config and o.config is None:
                 self._announce(
-                    f"{case}: {o.implementation} has no tiles, so kernel.{', kernel.'.join(r.config)} don't apply"
+                    f"{case}: {o.implementation} takes no config, so kernel.{', kernel.'.join(r.config)} don't apply"
                 )
         checks = {name: self._check(case, name, not r.is_baseline) for name, (o, r) in plan.items() if o.runs}
         passed = [name for name, check in checks.items() if check.passed]
@@ -92,9 +118,9 @@ class Benchmark:
         profiles = self._profile(case, passed, samples)
         timeline = self._timeline(case, passed)
         self._call("close_case", doing=f"closing {case}")
-        rows = []
+        made = []
         for name, (o, r) in plan.items():
-            rows.append(
+            made.append(
                 Row(
                     case=case,
                     implementation=name,
@@ -108,10 +134,11 @@ class Benchmark:
                     timeline=timeline if name == RING else (),
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                     attempt=self._attempt,
-                    **_spreads(samples.get(name, {})),
+                    **spreads(samples.get(name, {})),
                 )
             )
-        return self._with_derived(rows)
+        written = {(row.case, row.implementation) for row in rows}
+        return [row for row in self._with_derived(made) if (row.case, row.implementation) not in written]
 
     def _open(self, case: Case, requests: list[Request]) -> list[Opened]:
         """What each request turned into, on all ranks; a baseline that one rank can't run runs on none."""
@@ -150,12 +177,13 @@ class Benchmark:
                 return reason if all(r == reason for r in reasons) else f"{self._gang.members[rank]}: {reason}"
         return None
 
-    def _check(self, case: Case, name: str, is_target: bool) -> Check:
+    def _check(self, case: Case, name: str, is_target: bool, calls: int | None = None) -> Check:
         self._report(f"{case}: {name}: check")
         settings, timing = self._settings.check, self._settings.timing
+        calls = settings.calls if calls is None else calls
         fault = settings.fault if is_target else Fault.none
         ranks = self._call(
-            "check", name, settings.calls, _seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
+            "check", name, calls, _seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
         )
         return Check.of_ranks(ranks)
 
@@ -228,7 +256,7 @@ class Benchmark:
                 reason = f"{odd[0][0]} would run {odd[0][1]}, but rank 0 {first}; ranks must be alike"
             if reason is None:
                 agreed.append(first)
-            elif request.is_baseline:
+            elif request.is_optional:
                 agreed.append(Opened(first.implementation, reason, None, runs=False))
             else:
                 raise InfrastructureError(f"{case}: {reason}")
@@ -243,7 +271,7 @@ def _seed() -> int:
     return secrets.randbits(30)
 
 
-def _spreads(samples: Samples) -> dict[str, Any]:
+def spreads(samples: Samples) -> dict[str, Any]:
     """Of each time over ranks, from each rank's median over all its samples."""
     medians = {
         name: [statistics.median(value for burst in rank for value in burst) for rank in ranks]

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from cmkernel import KernelConfig, MatmulDimension, hardware
+from cmkernel import hardware
+from cmkernel.config import KernelConfig, from_plain
 from cmkernel.mosaic_gpu import stamped_ring_all_gather_matmul
 from cmkernel.protocol import Protocol, make_protocol
 from cmkernel.stamps import Stamps
@@ -31,7 +32,8 @@ class RingStamps:
 
 def build(options: dict[str, Any], mesh: Mesh, case: Case) -> Callable[[jax.Array, jax.Array], RingStamps]:
     """The call, from the kernel's ``options`` as a row has them."""
-    config = KernelConfig(**{**options, "wg_dimension": MatmulDimension[options["wg_dimension"]]})
+    config = from_plain(RING, options)
+    assert isinstance(config, KernelConfig)
     sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard}
     protocol = make_protocol(config, num_ranks=case.num_ranks, num_sms=hardware.num_sms(), **sizes)
     function = jax.shard_map(

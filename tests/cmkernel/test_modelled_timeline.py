@@ -59,6 +59,6 @@ def test_a_wave_of_halves_is_shorter():
 
 
 def test_tiles_without_a_modelled_time_are_refused():
-    config = KernelConfig(tile_m=128, tile_n=128, wg_dimension=MatmulDimension.N)
-    with pytest.raises(ValueError, match=r"tile_m, tile_n, wg_dimension=.*128.* no modelled time"):
+    config = KernelConfig(tile_m=192, tile_n=64, wg_dimension=MatmulDimension.N)
+    with pytest.raises(ValueError, match=r"tile_m, tile_n, wg_dimension=.*192.* no modelled time"):
         modelled_timeline(config, **ARTICLE, num_ranks=2)
