@@ -52,7 +52,8 @@ class _Readings:
     def __init__(self, protocol: Protocol, stamps: Stamps) -> None:
         self._protocol = protocol
         self._stamps = stamps
-        first = stamps[: protocol.num_compute_ctas, 0, BEGUN].tolist()
+        busy = [cta for cta in range(protocol.num_compute_ctas) if protocol.num_local_tiles(cta, protocol.num_ranks)]
+        first = [int(stamps[cta, 0, BEGUN]) for cta in busy]
         self._start = min(first, key=lambda stamp: _since(first[0], stamp))
         self.seen_us: dict[tuple[int, tuple[int, int]], float] = {}
         """By device step and piece: when a loading warp first saw that it is here."""

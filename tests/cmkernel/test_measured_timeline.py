@@ -15,12 +15,12 @@ SIZES = {"m_shard": 192, "k": 320, "n_shard": 128, "num_sms": 4}
 UNWRITTEN = -(2**31)
 
 
-def stamped_call(config, num_ranks, *, ahead_ns, seed=0):
+def stamped_call(config, num_ranks, *, ahead_ns, seed=0, **sizes):
     """(protocol, stamps of each rank, (what, rank, device step) -> its moments in ns) of one call, 1 us an operation.
 
     ``ahead_ns``: by how much each rank's clock is ahead of the true time.
     """
-    recording = kernel_model.record(config, num_ranks=num_ranks, **SIZES, stamped=True)
+    recording = kernel_model.record(config, num_ranks=num_ranks, **{**SIZES, **sizes}, stamped=True)
     protocol = recording.protocol
     noted = [np.full(stamps.shape(protocol), UNWRITTEN, np.int32) for _ in range(num_ranks)]
     writers, moments = {}, {}
@@ -82,3 +82,12 @@ def test_clocks_that_differ_and_wrap_change_nothing(num_ranks):
             if a.arrival:
                 assert b.arrival.start_us == pytest.approx(a.arrival.start_us)
                 assert b.arrival.end_us == pytest.approx(a.arrival.end_us)
+
+
+def test_a_cta_without_a_tile_says_nothing():
+    config = CONFIGS["communication CTAs, polling warp"]
+    # Two output tiles of two ranks' shards, and more compute CTAs than that.
+    protocol, noted, moments = stamped_call(config, 2, ahead_ns=[0, 0], m_shard=64, n_shard=64, num_sms=7)
+    assert protocol.num_compute_ctas > 2
+    for steps in measured_timeline(protocol, noted):
+        assert all(0 <= step.multiply.start_us < step.multiply.end_us < 2000 for step in steps)
