@@ -87,7 +87,7 @@ def test_clocks_that_differ_and_wrap_change_nothing(num_ranks):
 def test_a_cta_without_a_tile_says_nothing():
     config = CONFIGS["communication CTAs, polling warp"]
     # Two output tiles of two ranks' shards, and more compute CTAs than that.
-    protocol, noted, moments = stamped_call(config, 2, ahead_ns=[0, 0], m_shard=64, n_shard=64, num_sms=7)
+    protocol, noted, _ = stamped_call(config, 2, ahead_ns=[0, 0], m_shard=64, n_shard=64, num_sms=7)
     assert protocol.num_compute_ctas > 2
     for steps in measured_timeline(protocol, noted):
         assert all(0 <= step.multiply.start_us < step.multiply.end_us < 2000 for step in steps)
