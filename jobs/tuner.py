@@ -18,7 +18,7 @@ from cmkernel.config import Config, from_plain, to_plain
 from cmkernel.tuned import Entry, Shape, shipped
 from jobs.benchmark import Benchmark, spreads
 from jobs.errors import InfrastructureError, UsageError
-from jobs.measure.programs import Opened, Request
+from jobs.measure.programs import CANDIDATE, Opened, Request
 from jobs.records import HEADLINE, Case, Check, Row, Telemetry
 from jobs.settings import Implementation, Settings, kernel_config
 from jobs.tables import read_table
@@ -26,7 +26,7 @@ from jobs.tables import read_table
 TABLE_NAME = "tuned.jsonl"
 # What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
 # against. That row is a round's last one: with it the round is complete.
-_ROUND, _REFERENCE = "tune:{}/{}", ":heuristic"
+_ROUND, _REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
 Samples = Sequence[Sequence[Sequence[float]]]  # [rank][burst][sample]
 _TUNED = (Implementation.auto, Implementation.mosaic_gpu, Implementation.ppermute)
 
@@ -80,15 +80,16 @@ class Tuner(Benchmark):
 
     @staticmethod
     def unfinished(settings: Settings, cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:
-        """Cases whose last round isn't complete."""
-        del settings
-        if foreign := [row for row in rows if not row.requested.startswith("tune:")]:
-            raise UsageError(
-                f"{foreign[0].implementation} on {foreign[0].case} is a row of jobs.bench, not of jobs.tune"
-            )
+        """Cases whose last round isn't complete.
+
+        Raises:
+          UsageError: the rows are those of another kind of job.
+        """
+        if not all(row.requested.startswith(CANDIDATE) for row in rows):
+            raise UsageError(f"resume={settings.resume} is a run directory of jobs.bench, not of jobs.tune")
         finished = set()
         for row in rows:
-            number, _, num_rounds = row.requested.removesuffix(_REFERENCE).removeprefix("tune:").partition("/")
+            number, _, num_rounds = row.requested.removesuffix(_REFERENCE).removeprefix(CANDIDATE).partition("/")
             if row.requested.endswith(_REFERENCE) and number == num_rounds:
                 finished.add(row.case)
         return [case for case in cases if case not in finished]

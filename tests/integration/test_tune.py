@@ -18,7 +18,9 @@ from jobs.tuner import Tuner
 from tests.integration.bench_process import QUICK, ROOT, environment, finish, run, start
 from tests.jobs.test_settings import composed
 
-ONE_CASE = (*QUICK, "problem.m_shard=64")
+# A program of many pieces takes long to compile.
+SHORT = (*QUICK, "timing.chain_length=2")
+ONE_CASE = (*SHORT, "problem.m_shard=64")
 # Three rounds: the default and one of 2, 4 and 8 pieces each.
 ROUNDS = ("tuning.round_size=2", "tuning.bursts=2", "tuning.chains=1")
 PIECES = [2, 1, 4, 1, 8, 1]
@@ -64,11 +66,11 @@ def test_the_table_is_used_and_a_config_that_is_slow_is_found(tuned, tmp_path):
     Table(tuple(dataclasses.replace(entry, config=PpermuteConfig(num_chunks=2)) for entry in table.entries)).write(two)
     sides = {
         "base": ["problem.m_shard=[64,96,512]", f"kernel.table={two}"],
-        "slow": ["problem.m_shard=[64]", "kernel=ppermute", "kernel.num_chunks=64"],
+        "slow": ["problem.m_shard=[64]", "kernel=ppermute", "kernel.num_chunks=32"],
     }
     rows = {}
     for name, overrides in sides.items():
-        finished = run(*QUICK, "timing.baselines=[]", *overrides, f"run_dir={tmp_path / name}")
+        finished = run(*SHORT, "timing.baselines=[]", *overrides, f"run_dir={tmp_path / name}")
         assert finished.code == 0, finished.stderr
         rows[name] = finished.rows()
     own, near, far = rows["base"]
@@ -77,7 +79,7 @@ def test_the_table_is_used_and_a_config_that_is_slow_is_found(tuned, tmp_path):
     assert near["reason"].endswith(f"its config tuned on {date} for m_shard=64 k=256 n_shard=256, the nearest")
     assert far["reason"].endswith("its config by the heuristic")
     assert pieces(rows["base"]) == [2, 2, 1]
-    assert pieces(rows["slow"]) == [64]
+    assert pieces(rows["slow"]) == [32]
     command = [sys.executable, "-m", "jobs.compare", tmp_path / "base", tmp_path / "slow"]
     compared = subprocess.run(
         [*command, "--spread", "100%", "--fail-over", "100%"],
@@ -121,7 +123,7 @@ def test_a_stopped_tuning_goes_on_where_it_was_and_measures_nothing_twice(tmp_pa
     assert (again.code, again.result["rows"]) == (0, len(PIECES))
     refused = run(f"resume={run_dir}", job="jobs.bench")
     assert refused.code == 2
-    assert "is a row of jobs.tune" in refused.result["error"]
+    assert "is a run directory of jobs.tune, not of jobs.bench" in refused.result["error"]
 
 
 # The tuner itself over a gang, with other candidates.
@@ -129,7 +131,7 @@ def test_a_stopped_tuning_goes_on_where_it_was_and_measures_nothing_twice(tmp_pa
 
 @pytest.fixture(scope="module")
 def settings():
-    return composed(*ONE_CASE, "cluster=local", "tuning.bursts=3", "tuning.early_stop=2")
+    return composed(*ONE_CASE, "cluster=local", "tuning.bursts=3", "tuning.early_stop=1.5")
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +155,9 @@ def tune(gang, settings, tmp_path, monkeypatch, *candidates):
 
 
 def test_a_config_that_beats_the_heuristic_is_checked_as_a_whole_and_wins(gang, settings, tmp_path, monkeypatch):
-    rows, said = tune(gang, settings, tmp_path, monkeypatch, 32, 1, 64)
+    rows, said = tune(gang, settings, tmp_path, monkeypatch, 16, 1, 32)
     slow, fast, reference = rows[1], rows[0], rows[2]
-    assert [row.config["num_chunks"] for row in (fast, slow, reference)] == [1, 64, 32]
+    assert [row.config["num_chunks"] for row in (fast, slow, reference)] == [1, 32, 16]
     assert fast.check.calls == 4
     assert (slow.check.calls, reference.check.calls) == (2, 2)
     assert len(fast.samples_us["in_graph_us"][0]) == 3
