@@ -21,7 +21,7 @@ from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case, Row
 from jobs.results import table
-from jobs.results.environment import environment
+from jobs.results.environment import environment, short_sha
 from jobs.results.journal import Journal, read
 from jobs.results.outcome import Outcome
 from jobs.results.resume import continued
@@ -74,8 +74,14 @@ def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Out
             settings.wandb,
             run_dir=run_dir.path,
             config={**dataclasses.asdict(settings), "environment": about},
-            group=settings.wandb.group or submission_id(),
-            tags=[*settings.wandb.tags, f"D={cases[0].num_ranks}", *sorted({case.dtype for case in cases})],
+            name=_name(run_dir),
+            group=settings.wandb.group or submission_id() or _multirun(),
+            tags=[
+                *settings.wandb.tags,
+                f"D={cases[0].num_ranks}",
+                *sorted({case.dtype for case in cases}),
+                *([f"git={short_sha(about['git_sha'])}"] if about["git_sha"] else []),
+            ],
             run_id=earlier.get("wandb_id"),
         )
         about["wandb_id"] = outcome.wandb.run_id
@@ -113,19 +119,23 @@ def _conclude(settings: Settings, outcome: Outcome) -> None:
     for line in table.footer_lines(outcome.rows):
         print(line, flush=True)
     # A job that was told to stop has no time left.
+    pictures: dict[Path, str] = {}
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
-            _report(outcome)
+            pictures = _report(outcome)
     if outcome.wandb:
         restarts = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
-        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=restarts)
+        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=restarts, pictures=pictures)
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)
 
 
-def _report(outcome: Outcome) -> None:
-    """Pictures and report.html; whatever goes wrong with them is logged, and the job ends as it would have."""
+def _report(outcome: Outcome) -> dict[Path, str]:
+    """Pictures and report.html; whatever goes wrong with them is logged, and the job ends as it would have.
+
+    The pictures as PNG files, with their captions.
+    """
     assert outcome.run_dir
     try:
         # Late: matplotlib is for this alone, and nothing else may depend on it.
@@ -134,14 +144,27 @@ def _report(outcome: Outcome) -> None:
 
         report = write_report([read_run(outcome.run_dir)], outcome.run_dir)
         print(f"# Report  : {report.page}", flush=True)
+        return {picture.png: picture.caption for picture in report.drawn.pictures}
     except Exception:
         logger.exception("no report: python -m jobs.report %s makes one", outcome.run_dir)
+        return {}
 
 
 def _wanted_run_dir(settings: Settings) -> str | None:
     """``run_dir``; below it, a folder for each point of a multirun."""
     point = _point()
     return settings.run_dir if settings.run_dir is None or point is None else str(Path(settings.run_dir) / point)
+
+
+def _multirun() -> str | None:
+    """Name that all points of a multirun share; ``None`` outside one."""
+    return None if _point() is None else Path(HydraConfig.get().sweep.dir).name
+
+
+def _name(run_dir: RunDir) -> str:
+    """Of the W&B run: that of the run directory, which for a point may be no more than its number."""
+    name, point = run_dir.path.name, _point()
+    return name if point is None else f"{submission_id() or _multirun()}-{point}"
 
 
 def _name_of_point(submission: str | None) -> str | None:
