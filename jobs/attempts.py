@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cmkernel import cost
-from jobs.benchmark import Benchmark
+from jobs.benchmark import Benchmark, steps
 from jobs.domains import settle_implementation
 from jobs.errors import GangLost
 from jobs.gang.cluster import Cluster
@@ -21,10 +21,12 @@ from jobs.gang.neighbours import layout
 from jobs.gang.remains import await_gone
 from jobs.records import Case
 from jobs.results import table
+from jobs.results.best import Best
 from jobs.results.journal import Journal, finished_cases
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
 from jobs.results.run_dir import RunDir
+from jobs.results.steps import Step
 from jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -109,12 +111,13 @@ class Attempts:
             self._run_dir.write_environment(self._about)
             for line in [*self._header(gang), *([f"# {settled}"] if settled else [])]:
                 print(line, flush=True)
-            progress = stack.enter_context(Progress(len(cases) * Benchmark.num_steps(settings), sys.stdout))
+            plan = steps(cases, settings, gang.members[0].device_kind)
+            progress = stack.enter_context(Progress(plan, sys.stdout))
 
-            def report(text: str) -> None:
+            def report(step: Step, text: str, best: Best | None) -> None:
                 self._note_restart(progress)
                 logger.info("%s", text)
-                progress.step(text)
+                progress.begin(step, text, best)
 
             def announce(text: str) -> None:
                 logger.info("%s", text)

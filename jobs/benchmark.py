@@ -7,7 +7,7 @@ import datetime
 import functools
 import secrets
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jobs.errors import InfrastructureError, UsageError
@@ -17,8 +17,10 @@ from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import BASELINE, Opened, Request
-from jobs.records import Case, Check, Row, Spread, Telemetry
+from jobs.records import HEADLINE, Case, Check, Row, Spread, Telemetry
+from jobs.results.best import Best, best
 from jobs.results.derive import derive, fastest_us
+from jobs.results.steps import Step, burst_name, steps_of
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
 
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
@@ -31,6 +33,12 @@ def requests_of(settings: Settings) -> list[Request]:
     return [Request(wanted, wanted, kernel_config(settings.kernel)), *baselines]
 
 
+def steps(cases: Sequence[Case], settings: Settings, device_kind: str) -> list[Step]:
+    """What ``Benchmark`` reports of ``cases``, if nothing is skipped."""
+    names = [request.implementation for request in requests_of(settings)]
+    return [step for case in cases for step in steps_of(case, names, settings, device_kind)]
+
+
 class Benchmark:
     """Drives the ranks of ``gang`` through cases, one step on all ranks at a time."""
 
@@ -40,7 +48,7 @@ class Benchmark:
         settings: Settings,
         attempt: int,
         *,
-        report: Callable[[str], None],
+        report: Callable[[Step, str, Best | None], None],
         announce: Callable[[str], None],
     ) -> None:
         self._gang = gang
@@ -51,11 +59,6 @@ class Benchmark:
         self._device_kind = gang.members[0].device_kind
         self._layout = layout(gang.members, settings.cluster)
 
-    @staticmethod
-    def num_steps(settings: Settings) -> int:
-        """How often ``report`` is called for a case."""
-        return 1 + len(requests_of(settings)) * 2 + settings.timing.bursts
-
     def run(self, case: Case) -> list[Row]:
         """Rows of one case: a time only where the check passed on every rank, a baseline's reason where it can't run.
 
@@ -65,7 +68,7 @@ class Benchmark:
           InfrastructureError: a rank is too slow, or chose differently from the others.
         """
         timing = self._settings.timing
-        self._report(f"{case}: inputs")
+        self._begin(Step(case, "inputs"))
         requests = requests_of(self._settings)
         opened = self._open(case, requests)
         # `auto` may take what is a baseline too: one row stands for both.
@@ -80,13 +83,13 @@ class Benchmark:
                 self._announce(
                     f"{case}: {o.implementation} has no tiles, so kernel.{', kernel.'.join(r.config)} don't apply"
                 )
-        checks = {name: self._check(case, name, not r.is_baseline) for name, (o, r) in plan.items() if o.runs}
-        passed = [name for name, check in checks.items() if check.passed]
-        for name in passed:
-            self._report(f"{case}: {name}: warm-up")
+        checks = {name: self._check(case, name, r) for name, (o, r) in plan.items() if o.runs}
+        passed = {name: plan[name][1].implementation for name, check in checks.items() if check.passed}
+        for name, asked in passed.items():
+            self._begin(Step(case, "warm-up", asked), name)
             self._call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
         samples, telemetry = self._time(case, passed)
-        profiles = self._profile(case, passed, samples)
+        profiles = self._profile(case, list(passed), samples)
         self._call("close_case", doing=f"closing {case}")
         rows = []
         for name, (o, r) in plan.items():
@@ -145,25 +148,33 @@ class Benchmark:
                 return reason if all(r == reason for r in reasons) else f"{self._gang.members[rank]}: {reason}"
         return None
 
-    def _check(self, case: Case, name: str, is_target: bool) -> Check:
-        self._report(f"{case}: {name}: check")
+    def _begin(self, step: Step, name: str | None = None, samples: Mapping[str, Samples] | None = None) -> None:
+        """Report a step, of the implementation that really runs, and the fastest one of the ``samples`` so far."""
+        text = f"{step.case}: {step.doing}" if name is None else f"{step.case}: {name}: {step.doing}"
+        self._report(step, text, best(_headlines(samples or {})))
+
+    def _check(self, case: Case, name: str, request: Request) -> Check:
+        self._begin(Step(case, "check", request.implementation), name)
         settings, timing = self._settings.check, self._settings.timing
-        fault = settings.fault if is_target else Fault.none
+        fault = Fault.none if request.is_baseline else settings.fault
         ranks = self._call(
             "check", name, settings.calls, _seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
         )
         return Check.of_ranks(ranks)
 
-    def _time(self, case: Case, names: list[str]) -> tuple[dict[str, Samples], tuple[Telemetry, ...]]:
-        """Bursts of each implementation in turn, so that all of them meet the same clocks and temperatures."""
+    def _time(self, case: Case, names: Mapping[str, str]) -> tuple[dict[str, Samples], tuple[Telemetry, ...]]:
+        """Bursts of each implementation in turn, so that all of them meet the same clocks and temperatures.
+
+        ``names`` are those of the implementations, each with what the config calls it.
+        """
         timing, num_ranks = self._settings.timing, case.num_ranks
         samples: dict[str, Samples] = {
             name: {t: [[] for _ in range(num_ranks)] for t in ("in_graph_us", "call_us")} for name in names
         }
         self._call("start_sampling", doing="starting NVML")
         for burst in range(timing.bursts):
-            self._report(f"{case}: burst {burst + 1}/{timing.bursts}")
-            for name in names:
+            for name, asked in names.items():
+                self._begin(Step(case, burst_name(burst, timing.bursts), asked), name, samples)
                 ranks = self._call("burst", name, burst, timing, doing=f"timing {name} on {case}")
                 for rank, times in enumerate(ranks):
                     for time_name, values in times.items():
@@ -175,6 +186,8 @@ class Benchmark:
         """Device times, added to ``samples`` as one burst; nothing on CPUs."""
         if not names:
             return {}
+        if self._gang.members[0].gpu_uuid:
+            self._begin(Step(case, "profile"), None, samples)
         by_rank = self._call("profile", names, self._settings.timing.profiled_calls, doing=f"profiling {case}")
         found = {
             name: [profiles[name] for profiles in by_rank]
@@ -238,6 +251,12 @@ def _spreads(samples: Samples) -> dict[str, Any]:
         for name, ranks in samples.items()
     }
     return {name: Spread.over(values) for name, values in medians.items()}
+
+
+def _headlines(samples: Mapping[str, Samples]) -> dict[str, float | None]:
+    """Headline times so far, of the implementations that have samples on all ranks."""
+    timed = {name: times[HEADLINE] for name, times in samples.items() if all(times[HEADLINE])}
+    return {name: _spreads({HEADLINE: ranks})[HEADLINE].max for name, ranks in timed.items()}
 
 
 def _slowest(profiles: list[Profile]) -> Profile:

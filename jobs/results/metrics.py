@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from jobs.records import HEADLINE, TIMES, Case, Row
-from jobs.settings import LOCALS
+from jobs.results.best import best
 
 Scalar = float | int | str
 STEP = "case/number"
@@ -126,22 +126,17 @@ def case_name(case: Case) -> str:
     return f"{case.name.replace('.', '_')}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}"
 
 
-def best_of(rows: Iterable[Row]) -> Row | None:
-    """Of one case's rows the fastest that passed its check; the multiply alone doesn't count."""
-    timed = [row for row in rows if row.headline_us is not None and row.implementation not in LOCALS]
-    return min(timed, key=lambda row: row.headline_us or 0.0, default=None)
-
-
 def case_summary(rows: Mapping[str, Row]) -> dict[str, Scalar]:
     """Headline of one case, from its rows by implementation, under names that no other case of the run has."""
     first = next(iter(rows.values()))
     values: dict[str, Scalar | None] = {f"{name}_{HEADLINE}": row.headline_us for name, row in rows.items()}
     if checked := [row for row in rows.values() if row.check]:
         values["check_passed"] = int(not any(row.failed for row in checked))
-    if best := best_of(rows.values()):
-        values |= {"best": best.implementation, "best_us": best.headline_us}
+    if fastest := best({name: row.headline_us for name, row in rows.items()}):
+        figures = history(rows[fastest.implementation], 0)
+        values |= {"best": fastest.implementation, "best_us": fastest.time_us}
         for name in ("tflops", "ratio_to_local", "speedup_over_xla"):
-            values[f"best_{name}"] = next(metric.value(best) for metric in OF_IMPLEMENTATION if metric.name == name)
+            values[f"best_{name}"] = figures.get(f"{fastest.implementation}/{name}")
     return {f"{case_name(first.case)}/{name}": value for name, value in values.items() if value is not None}
 
 
