@@ -19,6 +19,7 @@ from jobs.gang.gang import Gang
 from jobs.gang.member import Member
 from jobs.gang.neighbours import layout
 from jobs.gang.remains import await_gone
+from jobs.gang.warm_gang import WarmGang
 from jobs.records import Case
 from jobs.results import table
 from jobs.results.best import Best
@@ -37,6 +38,7 @@ class Attempts:
 
     Args:
       cluster: where they run.
+      warm: what starts them, connected to that cluster; its gang may be there already.
       settings: of the job.
       cases: all of them; those whose rows are in ``outcome`` are done.
       journal: of the run directory, open.
@@ -49,6 +51,7 @@ class Attempts:
     def __init__(
         self,
         cluster: Cluster,
+        warm: WarmGang,
         settings: Settings,
         cases: Sequence[Case],
         *,
@@ -58,6 +61,7 @@ class Attempts:
         about: dict[str, Any],
     ) -> None:
         self._cluster = cluster
+        self._warm = warm
         self._settings = settings
         self._cases = cases
         self._journal = journal
@@ -104,11 +108,13 @@ class Attempts:
         written = {(row.case, row.implementation) for row in outcome.rows}
         with contextlib.ExitStack() as stack:
             stacks_path = self._run_dir.path / f"stacks-{attempt}.txt"
-            gang = Gang.start(self._cluster, settings.cluster, cases[0].num_ranks, stacks_path=stacks_path)
-            stack.enter_context(gang)
+            gang = stack.enter_context(self._warm.gang(cases[0].num_ranks, stacks_path))
             settings, settled = settle_implementation(settings, gang.members)
             self._about["members"] = [dataclasses.asdict(member) for member in gang.members]
+            self._about["gang"] = self._warm.reused or "fresh"
             self._run_dir.write_environment(self._about)
+            if self._warm.reused:
+                print(f"# Gang     : {self._warm.reused}", flush=True)
             for line in [*self._header(gang), *([f"# {settled}"] if settled else [])]:
                 print(line, flush=True)
             plan = steps(cases, settings, gang.members[0].device_kind)

@@ -14,9 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 from jobs.attempts import Attempts, attempts_of, members_by_attempt
 from jobs.errors import EXIT_CHECK_FAILED, JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
-from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
+from jobs.gang.cluster import Cluster, submission_id, submitted_git_sha
 from jobs.gang.signals import stop_on_signals
+from jobs.gang.warm_gang import WarmGang
 from jobs.hosts import refuse_unfit_hosts
+from jobs.measure import torch_fused
 from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case, Row
@@ -33,8 +35,8 @@ from jobs.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-def run(config: DictConfig) -> Outcome:
-    """One job, all its output but the RESULT line; never raises."""
+def run(config: DictConfig, warm: WarmGang) -> Outcome:
+    """One job, all its output but the RESULT line; never raises. ``warm`` is what the points of a multirun share."""
     outcome = Outcome()
     with outcome.recording():
         settings = to_settings(config)
@@ -53,17 +55,19 @@ def run(config: DictConfig) -> Outcome:
             else:
                 outcome.rows += read(run_dir.journal_path)
             with outcome.recording():
-                _measure(settings, run_dir, journal, outcome)
+                _measure(settings, run_dir, journal, outcome, warm)
             # Here the gang is gone and its GPUs are free: W&B may take its time.
             with outcome.recording():
                 _conclude(settings, outcome)
     return outcome
 
 
-def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Outcome) -> None:
+def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Outcome, warm: WarmGang) -> None:
     """Connect, validate, start W&B, then gangs until every case is measured."""
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(connect(settings.cluster))
+        # torch sets NCCL's options for good.
+        others = (torch_fused.NAME in settings.timing.baselines, str(HydraConfig.get().job.env_set))
+        cluster = stack.enter_context(warm.connected(settings.cluster, *others, point=_point()))
         # Again, as ray.init() puts its own handler in the place of ours.
         stack.enter_context(stop_on_signals())
         cases = _cases(settings, cluster, outcome.rows)
@@ -92,7 +96,7 @@ def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Out
         print(f"# Overrides: {overrides or 'none'}", flush=True)
         if settings.resume:
             print(f"# Resumed  : {settings.resume}, {len(outcome.rows)} rows are there", flush=True)
-        Attempts(cluster, settings, cases, journal=journal, run_dir=run_dir, outcome=outcome, about=about).run()
+        Attempts(cluster, warm, settings, cases, journal=journal, run_dir=run_dir, outcome=outcome, about=about).run()
 
 
 def _cases(settings: Settings, cluster: Cluster, rows: Sequence[Row]) -> tuple[Case, ...]:

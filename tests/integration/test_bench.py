@@ -108,17 +108,6 @@ def test_cfg_and_help_print_what_hydra_users_expect():
 
 
 @pytest.mark.slow
-def test_a_multirun_is_one_job_for_each_point(tmp_path):
-    finished = run("-m", *QUICK, "problem.m_shard=32,48", HOME=str(tmp_path))
-    assert finished.code == 0, finished.stderr
-    lines = [json.loads(x.removeprefix("RESULT ")) for x in finished.stdout.splitlines() if x.startswith("RESULT")]
-    assert [line["status"] for line in lines] == ["ok", "ok", "ok"], "one for each point, and one for all"
-    assert lines[2]["run_dirs"] == [lines[0]["run_dir"], lines[1]["run_dir"]]
-    assert lines[0]["run_dir"] != lines[1]["run_dir"]
-    assert lines[2]["rows"] == lines[0]["rows"] + lines[1]["rows"] == 6
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["wrong_element", "swapped_shards"])
 def test_a_wrong_result_fails_the_job_and_leaves_no_time(fault, tmp_path):
     finished = run(*QUICK, f"check.fault={fault}", f"run_dir={tmp_path / 'run'}")

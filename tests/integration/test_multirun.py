@@ -1,0 +1,107 @@
+"""Sweeps: a job and a W&B run for each point, on one gang where the cluster's settings allow it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.bench_process import QUICK, environment, run, start
+
+OPTIONS = [option for option in QUICK if not option.startswith("wandb")]
+
+
+def results(stdout: str) -> list[dict]:
+    return [json.loads(line.removeprefix("RESULT ")) for line in stdout.splitlines() if line.startswith("RESULT ")]
+
+
+def about(result: dict) -> dict:
+    return json.loads((Path(result["run_dir"]) / "environment.json").read_text())
+
+
+def pids(result: dict) -> list[int]:
+    return [member["pid"] for member in about(result)["members"]]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def inspect(wandb_dir: str, *options: str) -> list[dict]:
+    leet = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", *options, wandb_dir]
+    found = subprocess.run(leet, capture_output=True, text=True, timeout=60, env=environment(), check=True)
+    return (
+        [json.loads(found.stdout)]
+        if "--summary" in options
+        else [json.loads(line) for line in found.stdout.splitlines()]
+    )
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Two points that may share a gang, and two that may not."""
+    home = tmp_path_factory.mktemp("sweep")
+    overrides = [*OPTIONS, "wandb=offline", "cluster.reuse_gang=true,false", "problem.m_shard=32,48"]
+    return run("-m", *overrides, HOME=str(home), timeout_s=240)
+
+
+def test_each_point_is_a_job(swept):
+    assert swept.code == 0, swept.stderr
+    *points, whole = results(swept.stdout)
+    assert [point["status"] for point in points] == ["ok"] * 4
+    assert whole["run_dirs"] == [point["run_dir"] for point in points]
+    assert len(set(whole["run_dirs"])) == 4
+    assert whole["rows"] == sum(point["rows"] for point in points) == 12
+
+
+def test_points_with_the_same_cluster_settings_share_a_gang(swept):
+    first, second, third, fourth = (pids(point) for point in results(swept.stdout)[:4])
+    assert first == second
+    assert not set(second) & set(third), "cluster.reuse_gang has changed"
+    assert not set(third) & set(fourth), "and doesn't allow it"
+    assert not any(is_running(pid) for pid in {*first, *third, *fourth})
+    (line,) = [line for line in swept.stdout.splitlines() if line.startswith("# Gang")]
+    assert "gang of point 0 reused; its start took" in line
+    found = [about(point)["gang"] for point in results(swept.stdout)[:4]]
+    assert found == ["fresh", line.removeprefix("# Gang     : "), "fresh", "fresh"]
+
+
+def test_each_point_is_a_wandb_run_of_one_group(swept):
+    points = results(swept.stdout)[:4]
+    runs = [
+        next(record["run"] for record in inspect(point["wandb_dir"]) if record["type"] == "run") for point in points
+    ]
+    (group,) = {run["run_group"] for run in runs}
+    assert group.startswith("multirun-")
+    assert [run["display_name"] for run in runs] == [f"{group}-{number}" for number in range(4)]
+    assert len({run["run_id"] for run in runs}) == 4
+    for point, m_shard in zip(points, (32, 48, 32, 48), strict=True):
+        (found,) = inspect(point["wandb_dir"], "--summary")
+        assert {"D=2", "bfloat16", "cpu", "ppermute"} <= set(found["tags"])
+        assert any(tag.startswith("git=") for tag in found["tags"])
+        assert found["summary"][f"tiny/{m_shard}x256x256/bfloat16/best"] in ("ppermute", "xla")
+        assert (found["summary"]["exit_code"], found["summary"]["rows"]) == (0, 3)
+
+
+def test_a_gang_that_died_between_points_is_not_handed_on_and_a_signal_ends_the_one_that_is(tmp_path):
+    process = start("-m", *OPTIONS, "wandb=offline", "problem.m_shard=32,48,64", HOME=str(tmp_path))
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("RESULT") and len(results("".join(lines))) == 1:
+            os.kill(pids(results("".join(lines))[0])[1], signal.SIGKILL)
+        elif line.startswith("RESULT") and len(results("".join(lines))) == 2:
+            assert all(is_running(pid) for pid in pids(results("".join(lines))[1])), "kept for the next point"
+            process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 143, process.stderr.read()
+    first, second = results("".join(lines))[:2]
+    assert (second["status"], second["rows"]) == ("ok", 3)
+    assert not set(pids(first)) & set(pids(second))
+    assert results("".join(lines))[-1]["status"] == "stopped"
+    assert not any(is_running(pid) for pid in pids(first) + pids(second))
