@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.bench_process import QUICK, environment, run, start
+from tests.integration.bench_process import QUICK, inspect, run, start
 
+pytestmark = pytest.mark.slow
 OPTIONS = [option for option in QUICK if not option.startswith("wandb")]
 
 
@@ -31,16 +30,6 @@ def is_running(pid: int) -> bool:
         return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def inspect(wandb_dir: str, *options: str) -> list[dict]:
-    leet = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", *options, wandb_dir]
-    found = subprocess.run(leet, capture_output=True, text=True, timeout=60, env=environment(), check=True)
-    return (
-        [json.loads(found.stdout)]
-        if "--summary" in options
-        else [json.loads(line) for line in found.stdout.splitlines()]
-    )
 
 
 @pytest.fixture(scope="module")
