@@ -57,7 +57,7 @@ def test_the_journal_has_a_checked_row_per_case_and_implementation(finished):
         assert 0 < check["relative_error"] <= check["relative_tolerance"]
         assert check["num_elements"] == 4 * check["calls"] * 4 * case["m_shard"] * case["n_shard"]
         for name in ("in_graph_us", "call_us"):
-            assert 0 < row[name]["min"] <= row[time]["median"] <= row[time]["max"]
+            assert 0 < row[name]["min"] <= row[name]["median"] <= row[name]["max"]
             assert len(row["samples_us"][name]) == 4
         assert row["kernel_us"] is None, "kernel times need a GPU's profiler"
         assert row["derived"]["tflops_per_gpu"] > 0
