@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from jobs.errors import UsageError
+
 # Ray takes seconds to import: later, when a signal already ends in a RESULT line.
 if TYPE_CHECKING:
     from jobs.gang.cluster import Cluster
@@ -22,7 +24,8 @@ logger = logging.getLogger(__name__)
 class WarmGang:
     """Connects, starts gangs, and keeps both for the next point; a context manager that ends what is kept.
 
-    Whatever goes wrong in a point ends both: no point meets what an error may have left behind.
+    A gang in which something went wrong is ended, and the connection with it unless the mistake is the user's: no point
+    meets what an error may have left behind.
     """
 
     def __init__(self) -> None:
@@ -65,8 +68,10 @@ class WarmGang:
             else:
                 self._cluster.refresh()
             yield self._cluster
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            # A mistake that is found before the gang does anything leaves it as good as it was.
+            if not (self._keeps and isinstance(error, UsageError)):
+                self.close()
             raise
         if not self._keeps:
             self.close()
