@@ -19,12 +19,15 @@ from jobs.gang.gang import Gang
 from jobs.gang.member import Member
 from jobs.gang.neighbours import layout
 from jobs.gang.remains import await_gone
+from jobs.gang.warm_gang import WarmGang
 from jobs.records import Case
 from jobs.results import table
+from jobs.results.best import Best
 from jobs.results.journal import Journal
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
 from jobs.results.run_dir import RunDir
+from jobs.results.steps import Step
 from jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ class Attempts:
 
     Args:
       cluster: where they run.
+      warm: what starts them, connected to that cluster; its gang may be there already.
       settings: of the job.
       cases: all of them; those whose rows are in ``outcome`` are done.
       journal: of the run directory, open.
@@ -48,6 +52,7 @@ class Attempts:
     def __init__(
         self,
         cluster: Cluster,
+        warm: WarmGang,
         settings: Settings,
         cases: Sequence[Case],
         *,
@@ -58,6 +63,7 @@ class Attempts:
         about: dict[str, Any],
     ) -> None:
         self._cluster = cluster
+        self._warm = warm
         self._settings = settings
         self._cases = cases
         self._kind = kind
@@ -101,19 +107,22 @@ class Attempts:
         assert outcome.wandb is not None
         with contextlib.ExitStack() as stack:
             stacks_path = self._run_dir.path / f"stacks-{attempt}.txt"
-            gang = Gang.start(self._cluster, settings.cluster, cases[0].num_ranks, stacks_path=stacks_path)
-            stack.enter_context(gang)
+            gang = stack.enter_context(self._warm.gang(cases[0].num_ranks, stacks_path))
             settings, settled = settle_implementation(settings, gang.members)
             self._about["members"] = [dataclasses.asdict(member) for member in gang.members]
+            self._about["gang"] = self._warm.reused or "fresh"
             self._run_dir.write_environment(self._about)
+            if self._warm.reused:
+                print(f"# Gang     : {self._warm.reused}", flush=True)
             for line in [*self._header(gang), *([f"# {settled}"] if settled else [])]:
                 print(line, flush=True)
-            progress = stack.enter_context(Progress(len(cases) * self._kind.num_steps(settings), sys.stdout))
+            plan = self._kind.plan(cases, settings, gang.members[0].device_kind)
+            progress = stack.enter_context(Progress(plan, sys.stdout))
 
-            def report(text: str) -> None:
+            def report(step: Step, text: str, best: Best | None) -> None:
                 self._note_restart(progress)
                 logger.info("%s", text)
-                progress.step(text)
+                progress.begin(step, text, best)
 
             def announce(text: str) -> None:
                 logger.info("%s", text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from jobs import entry
+from jobs.gang.warm_gang import WarmGang
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -12,12 +14,13 @@ if TYPE_CHECKING:
     from jobs.results.outcome import Outcome
 
 
-def bench(config: DictConfig) -> Outcome:
-    """One job of this kind."""
+def bench(warm: WarmGang, config: DictConfig) -> Outcome:
+    """One job of this kind, on the gang that is kept for it, where there is one."""
     from jobs.run import run
 
-    return run(config)
+    return run(config, warm)
 
 
 if __name__ == "__main__":
-    entry.leave(entry.main(bench))
+    warm = WarmGang()
+    entry.leave(entry.main(functools.partial(bench, warm), warm))

@@ -7,7 +7,7 @@ import datetime
 import functools
 import secrets
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import BASELINE, CANDIDATE, Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
-from jobs.records import Case, Check, Row, Spread, Telemetry
+from jobs.records import HEADLINE, Case, Check, Row, Spread, Telemetry
+from jobs.results.best import Best, best
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
+from jobs.results.steps import Step, burst_name, steps_of
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
 from jobs.tables import read_table
 
@@ -47,7 +49,7 @@ class Benchmark:
         settings: Settings,
         attempt: int,
         *,
-        report: Callable[[str], None],
+        report: Callable[[Step, str, Best | None], None],
         announce: Callable[[str], None],
     ) -> None:
         self._gang = gang
@@ -79,9 +81,10 @@ class Benchmark:
         return [case for case in cases if case not in finished]
 
     @staticmethod
-    def num_steps(settings: Settings) -> int:
-        """How often ``report`` is called for a case."""
-        return 1 + len(requests_of(settings)) * 2 + settings.timing.bursts
+    def plan(cases: Sequence[Case], settings: Settings, device_kind: str) -> list[Step]:
+        """The steps that are reported of ``cases``, if nothing is skipped."""
+        names = [request.implementation for request in requests_of(settings)]
+        return [step for case in cases for step in steps_of(case, names, settings, device_kind)]
 
     def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterable[Row]:
         """Rows of one case: a time only where the check passed on every rank, a baseline's reason where it can't run.
@@ -94,7 +97,7 @@ class Benchmark:
           InfrastructureError: a rank is too slow, or chose differently from the others.
         """
         timing = self._settings.timing
-        self._report(f"{case}: inputs")
+        self._begin(Step(case, "inputs"))
         requests = requests_of(self._settings, self._table)
         opened = self._open(case, requests)
         # `auto` may take what is a baseline too: one row stands for both.
@@ -109,14 +112,14 @@ class Benchmark:
                 self._announce(
                     f"{case}: {o.implementation} takes no config, so kernel.{', kernel.'.join(r.config)} don't apply"
                 )
-        checks = {name: self._check(case, name, not r.is_baseline) for name, (o, r) in plan.items() if o.runs}
-        passed = [name for name, check in checks.items() if check.passed]
-        for name in passed:
-            self._report(f"{case}: {name}: warm-up")
+        checks = {name: self._check_it(case, name, r) for name, (o, r) in plan.items() if o.runs}
+        passed = {name: plan[name][1].implementation for name, check in checks.items() if check.passed}
+        for name, asked in passed.items():
+            self._begin(Step(case, "warm-up", asked), name)
             self._call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
         samples, telemetry = self._time(case, passed)
-        profiles = self._profile(case, passed, samples)
-        timeline = self._timeline(case, passed)
+        profiles = self._profile(case, list(passed), samples)
+        timeline = self._timeline(case, list(passed))
         self._call("close_case", doing=f"closing {case}")
         made = []
         for name, (o, r) in plan.items():
@@ -177,8 +180,16 @@ class Benchmark:
                 return reason if all(r == reason for r in reasons) else f"{self._gang.members[rank]}: {reason}"
         return None
 
+    def _begin(self, step: Step, name: str | None = None, samples: Mapping[str, Samples] | None = None) -> None:
+        """Report a step, of the implementation that really runs, and the fastest one of the ``samples`` so far."""
+        text = f"{step.case}: {step.doing}" if name is None else f"{step.case}: {name}: {step.doing}"
+        self._report(step, text, best(_headlines(samples or {})))
+
+    def _check_it(self, case: Case, name: str, request: Request) -> Check:
+        self._begin(Step(case, "check", request.implementation), name)
+        return self._check(case, name, not request.is_baseline)
+
     def _check(self, case: Case, name: str, is_target: bool, calls: int | None = None) -> Check:
-        self._report(f"{case}: {name}: check")
         settings, timing = self._settings.check, self._settings.timing
         calls = settings.calls if calls is None else calls
         fault = settings.fault if is_target else Fault.none
@@ -187,16 +198,19 @@ class Benchmark:
         )
         return Check.of_ranks(ranks)
 
-    def _time(self, case: Case, names: list[str]) -> tuple[dict[str, Samples], tuple[Telemetry, ...]]:
-        """Bursts of each implementation in turn, so that all of them meet the same clocks and temperatures."""
+    def _time(self, case: Case, names: Mapping[str, str]) -> tuple[dict[str, Samples], tuple[Telemetry, ...]]:
+        """Bursts of each implementation in turn, so that all of them meet the same clocks and temperatures.
+
+        ``names`` are those of the implementations, each with what the config calls it.
+        """
         timing, num_ranks = self._settings.timing, case.num_ranks
         samples: dict[str, Samples] = {
             name: {t: [[] for _ in range(num_ranks)] for t in ("in_graph_us", "call_us")} for name in names
         }
         self._call("start_sampling", doing="starting NVML")
         for burst in range(timing.bursts):
-            self._report(f"{case}: burst {burst + 1}/{timing.bursts}")
-            for name in names:
+            for name, asked in names.items():
+                self._begin(Step(case, burst_name(burst, timing.bursts), asked), name, samples)
                 ranks = self._call("burst", name, burst, timing, doing=f"timing {name} on {case}")
                 for rank, times in enumerate(ranks):
                     for time_name, values in times.items():
@@ -208,6 +222,8 @@ class Benchmark:
         """Device times, added to ``samples`` as one burst; nothing on CPUs."""
         if not names:
             return {}
+        if self._gang.members[0].gpu_uuid:
+            self._begin(Step(case, "profile"), None, samples)
         by_rank = self._call("profile", names, self._settings.timing.profiled_calls, doing=f"profiling {case}")
         found = {
             name: [profiles[name] for profiles in by_rank]
@@ -278,6 +294,12 @@ def spreads(samples: Samples) -> dict[str, Any]:
         for name, ranks in samples.items()
     }
     return {name: Spread.over(values) for name, values in medians.items()}
+
+
+def _headlines(samples: Mapping[str, Samples]) -> dict[str, float | None]:
+    """Headline times so far, of the implementations that have samples on all ranks."""
+    timed = {name: times[HEADLINE] for name, times in samples.items() if all(times[HEADLINE])}
+    return {name: spreads({HEADLINE: ranks})[HEADLINE].max for name, ranks in timed.items()}
 
 
 def _slowest(profiles: list[Profile]) -> Profile:

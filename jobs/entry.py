@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_USAGE, JobStopped
 from jobs.gang.signals import stop_on_signals
@@ -20,20 +22,22 @@ Job = Callable[["DictConfig"], Outcome]
 """A job, from its composed config to its outcome; it never raises, and imports what is slow only when it is called."""
 
 
-def main(job: Job) -> int:
+def main(job: Job, between_points: AbstractContextManager[Any] | None = None) -> int:
     """Run ``job``, or each point of a multirun; the exit code, the worst one of a multirun.
 
     The last line of standard output is the RESULT line. A multirun prints one for each point, and last one for all.
+    ``between_points`` is what the points of a multirun hand on: it is closed behind the last one.
     """
     logging.basicConfig(level=logging.INFO, handlers=[_stderr_handler()])
     outcomes: list[Outcome] = []
     ended = Outcome()
-    with ended.recording(), stop_on_signals():
+    with ended.recording(), stop_on_signals(), between_points or contextlib.nullcontext():
         _run_hydra(job, outcomes, ended)
     if not outcomes and ended.status == "ok":
         return EXIT_OK  # --help, --cfg and the like
     if len(outcomes) > 1:
-        worst = max(outcomes, key=lambda outcome: outcome.exit_code)
+        # A signal between two points is the whole's own.
+        worst = max([ended, *outcomes], key=lambda outcome: outcome.exit_code)
         ended.status, ended.exit_code, ended.error = worst.status, worst.exit_code, worst.error
         ended.rows = [row for outcome in outcomes for row in outcome.rows]
         ended.restarts = sum(outcome.restarts for outcome in outcomes)

@@ -18,14 +18,16 @@ from jobs.attempts import Attempts, attempts_of, members_by_attempt
 from jobs.benchmark import Benchmark
 from jobs.errors import EXIT_CHECK_FAILED, JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
-from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
+from jobs.gang.cluster import Cluster, submission_id, submitted_git_sha
 from jobs.gang.signals import stop_on_signals
+from jobs.gang.warm_gang import WarmGang
 from jobs.hosts import refuse_unfit_hosts
+from jobs.measure import torch_fused
 from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case, Row
 from jobs.results import table
-from jobs.results.environment import environment
+from jobs.results.environment import environment, short_sha
 from jobs.results.journal import Journal, read
 from jobs.results.outcome import Outcome
 from jobs.results.resume import continued
@@ -37,8 +39,11 @@ from jobs.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-def run(config: DictConfig, kind: type[Benchmark] = Benchmark) -> Outcome:
-    """One job, all its output but the RESULT line; never raises. ``kind`` is what it does with each case."""
+def run(config: DictConfig, warm: WarmGang, kind: type[Benchmark] = Benchmark) -> Outcome:
+    """One job, all its output but the RESULT line; never raises.
+
+    ``warm`` is what the points of a multirun share, ``kind`` what is done with each case.
+    """
     outcome = Outcome()
     with outcome.recording():
         settings = to_settings(config)
@@ -58,17 +63,21 @@ def run(config: DictConfig, kind: type[Benchmark] = Benchmark) -> Outcome:
             else:
                 outcome.rows += read(run_dir.journal_path)
             with outcome.recording():
-                _measure(settings, kind, run_dir, journal, outcome)
+                _measure(settings, kind, run_dir, journal, outcome, warm)
             # Here the gang is gone and its GPUs are free: W&B may take its time.
             with outcome.recording():
                 _conclude(settings, outcome)
     return outcome
 
 
-def _measure(settings: Settings, kind: type[Benchmark], run_dir: RunDir, journal: Journal, outcome: Outcome) -> None:
+def _measure(
+    settings: Settings, kind: type[Benchmark], run_dir: RunDir, journal: Journal, outcome: Outcome, warm: WarmGang
+) -> None:
     """Connect, validate, start W&B, then gangs until every case is measured."""
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(connect(settings.cluster))
+        # torch sets NCCL's options for good.
+        others = (torch_fused.NAME in settings.timing.baselines, str(HydraConfig.get().job.env_set))
+        cluster = stack.enter_context(warm.connected(settings.cluster, *others, point=_point()))
         # Again, as ray.init() puts its own handler in the place of ours.
         stack.enter_context(stop_on_signals())
         cases = _cases(settings, cluster, outcome.rows)
@@ -79,8 +88,14 @@ def _measure(settings: Settings, kind: type[Benchmark], run_dir: RunDir, journal
             settings.wandb,
             run_dir=run_dir.path,
             config={**dataclasses.asdict(settings), "environment": about},
-            group=settings.wandb.group or submission_id(),
-            tags=[*settings.wandb.tags, f"D={cases[0].num_ranks}", *sorted({case.dtype for case in cases})],
+            name=_name(run_dir),
+            group=settings.wandb.group or submission_id() or _multirun(),
+            tags=[
+                *settings.wandb.tags,
+                f"D={cases[0].num_ranks}",
+                *sorted({case.dtype for case in cases}),
+                *([f"git={short_sha(about['git_sha'])}"] if about["git_sha"] else []),
+            ],
             run_id=earlier.get("wandb_id"),
         )
         about["wandb_id"] = outcome.wandb.run_id
@@ -92,7 +107,7 @@ def _measure(settings: Settings, kind: type[Benchmark], run_dir: RunDir, journal
         if settings.resume:
             print(f"# Resumed  : {settings.resume}, {len(outcome.rows)} rows are there", flush=True)
         Attempts(
-            cluster, settings, cases, kind=kind, journal=journal, run_dir=run_dir, outcome=outcome, about=about
+            cluster, warm, settings, cases, kind=kind, journal=journal, run_dir=run_dir, outcome=outcome, about=about
         ).run()
 
 
@@ -120,19 +135,23 @@ def _conclude(settings: Settings, outcome: Outcome) -> None:
     for line in table.footer_lines(outcome.rows):
         print(line, flush=True)
     # A job that was told to stop has no time left.
+    pictures: dict[Path, str] = {}
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
-            _report(outcome)
+            pictures = _report(outcome)
     if outcome.wandb:
         restarts = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
-        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=restarts)
+        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=restarts, pictures=pictures)
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)
 
 
-def _report(outcome: Outcome) -> None:
-    """Pictures and report.html; whatever goes wrong with them is logged, and the job ends as it would have."""
+def _report(outcome: Outcome) -> dict[Path, str]:
+    """Pictures and report.html; whatever goes wrong with them is logged, and the job ends as it would have.
+
+    The pictures as PNG files, with their captions.
+    """
     assert outcome.run_dir
     try:
         # Late: matplotlib is for this alone, and nothing else may depend on it.
@@ -141,14 +160,27 @@ def _report(outcome: Outcome) -> None:
 
         report = write_report([read_run(outcome.run_dir)], outcome.run_dir)
         print(f"# Report  : {report.page}", flush=True)
+        return {picture.png: picture.caption for picture in report.drawn.pictures}
     except Exception:
         logger.exception("no report: python -m jobs.report %s makes one", outcome.run_dir)
+        return {}
 
 
 def _wanted_run_dir(settings: Settings) -> str | None:
     """``run_dir``; below it, a folder for each point of a multirun."""
     point = _point()
     return settings.run_dir if settings.run_dir is None or point is None else str(Path(settings.run_dir) / point)
+
+
+def _multirun() -> str | None:
+    """Name that all points of a multirun share; ``None`` outside one."""
+    return None if _point() is None else Path(HydraConfig.get().sweep.dir).name
+
+
+def _name(run_dir: RunDir) -> str:
+    """Of the W&B run: that of the run directory, which for a point may be no more than its number."""
+    name, point = run_dir.path.name, _point()
+    return name if point is None else f"{submission_id() or _multirun()}-{point}"
 
 
 def _name_of_point(submission: str | None) -> str | None:

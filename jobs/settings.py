@@ -138,6 +138,9 @@ class ClusterSettings:
     While XLA compiles, only ``step_timeout_s`` counts. null: no such limit."""
     max_restarts: int = 2
     """How often a fresh gang takes over from one that was lost: a rank or a node died, or it hangs. 0: never."""
+    reuse_gang: bool = True
+    """Points of a multirun with the same ``cluster`` settings share a gang. false: each starts its own, where how far
+    gangs differ is part of the question."""
     heartbeat_timeout_s: int = 10
     """The driver and jax.distributed give a rank up that has been silent for this time: frozen, or cut off."""
     link_gbps: float | None = None

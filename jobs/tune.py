@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from jobs import entry
+from jobs.gang.warm_gang import WarmGang
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -12,13 +14,14 @@ if TYPE_CHECKING:
     from jobs.results.outcome import Outcome
 
 
-def tune(config: DictConfig) -> Outcome:
-    """One job of this kind."""
+def tune(warm: WarmGang, config: DictConfig) -> Outcome:
+    """One job of this kind, on the gang that is kept for it, where there is one."""
     from jobs.run import run
     from jobs.tuner import Tuner
 
-    return run(config, Tuner)
+    return run(config, warm, Tuner)
 
 
 if __name__ == "__main__":
-    entry.leave(entry.main(tune))
+    warm = WarmGang()
+    entry.leave(entry.main(functools.partial(tune, warm), warm))

@@ -20,13 +20,16 @@ from jobs.benchmark import Benchmark, spreads
 from jobs.errors import InfrastructureError, UsageError
 from jobs.measure.programs import CANDIDATE, Opened, Request
 from jobs.records import HEADLINE, Case, Check, Row, Telemetry
-from jobs.settings import Implementation, Settings, kernel_config
+from jobs.results.steps import Step, burst_name, steps_of
+from jobs.settings import Implementation, Settings, TimingSettings, kernel_config
 from jobs.tables import read_table
 
 TABLE_NAME = "tuned.jsonl"
 # What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
 # against. That row is a round's last one: with it the round is complete.
 _ROUND, _REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
+# Of a round's candidates; 0 is the reference.
+_LABEL = "candidate {}"
 Samples = Sequence[Sequence[Sequence[float]]]  # [rank][burst][sample]
 _TUNED = (Implementation.auto, Implementation.mosaic_gpu, Implementation.ppermute)
 
@@ -95,11 +98,24 @@ class Tuner(Benchmark):
         return [case for case in cases if case not in finished]
 
     @staticmethod
-    def num_steps(settings: Settings) -> int:
-        """How often ``report`` is called for a case, at most."""
+    def plan(cases: Sequence[Case], settings: Settings, device_kind: str) -> list[Step]:
+        """The steps that are reported of ``cases``, if no candidate is left out."""
         tuning = settings.tuning
-        num_rounds = max(1, math.ceil((tuning.max_candidates - 1) / (tuning.round_size - 1)))
-        return num_rounds * (2 + tuning.bursts) + 2 * (tuning.max_candidates + num_rounds - 1)
+        size, num_others = tuning.round_size - 1, tuning.max_candidates - 1
+        num_rounds = max(1, math.ceil(num_others / size))
+        settings = dataclasses.replace(settings, timing=_race_timing(settings))
+        plan: list[Step] = []
+        for case in cases:
+            inputs, check, _, *bursts = steps_of(case, [settings.kernel.implementation.value], settings, device_kind)
+            for number in range(num_rounds):
+                requested, count = _ROUND.format(number + 1, num_rounds), 1 + min(size, num_others - number * size)
+                plan.append(Step(case, f"{requested}: inputs", None, inputs.expected_s))
+                labels = [_LABEL.format(place) for place in range(count)]
+                plan += [Step(case, f"{requested}: {label}", None, check.expected_s) for label in labels]
+                for burst, step in zip(range(tuning.bursts), bursts, strict=False):
+                    name = f"{requested}: {burst_name(burst, tuning.bursts)}"
+                    plan.append(Step(case, name, None, count * step.expected_s))
+        return plan
 
     def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterator[Row]:
         """Rows of all candidates that no complete round among ``rows`` has; then the table has the winner.
@@ -161,15 +177,16 @@ class Tuner(Benchmark):
 
     def _round(self, case: Case, configs: Sequence[Config], requested: str) -> list[Row]:
         """Open, check and time these, the reference first; their rows, the reference's last."""
-        self._report(f"{case}: {requested}: inputs")
+        self._begin(Step(case, f"{requested}: inputs"))
         candidates = [
-            _Candidate(config, f"candidate {number}", "a candidate" if number else "the heuristic's config")
+            _Candidate(config, _LABEL.format(number), "a candidate" if number else "the heuristic's config")
             for number, config in enumerate(configs)
         ]
         requests = [
             Request(requested, self._implementation, dataclasses.asdict(c.config), label=c.label) for c in candidates
         ]
-        ready = [c for c, o in zip(candidates, self._open(case, requests), strict=True) if self._is_ready(case, c, o)]
+        opened = zip(candidates, self._open(case, requests), strict=True)
+        ready = [c for c, o in opened if self._is_ready(case, c, o, requested)]
         if candidates[0].check is None:
             raise UsageError(f"{case}: {self._implementation} can't be tuned: {candidates[0].reason}")
         self._call("start_sampling", doing="starting NVML")
@@ -181,9 +198,10 @@ class Tuner(Benchmark):
         rows = [self._row(case, c, requested, telemetry) for c in candidates[1:]]
         return self._with_derived([*rows, self._row(case, candidates[0], requested + _REFERENCE, telemetry)])
 
-    def _is_ready(self, case: Case, candidate: _Candidate, opened: Opened) -> bool:
+    def _is_ready(self, case: Case, candidate: _Candidate, opened: Opened, requested: str) -> bool:
         """Whether it compiles and its chain is right; else it says why not."""
-        self._report(f"{case}: {_told(candidate.config)}")
+        step = Step(case, f"{requested}: {candidate.label}")
+        self._report(step, f"{case}: {requested}: {_told(candidate.config)}", None)
         refusal = None if opened.runs else opened.reason
         if refusal is None:
             refusal = self._first(self._call("try_chain", candidate.label, doing=f"compiling a candidate on {case}"))
@@ -197,14 +215,12 @@ class Tuner(Benchmark):
     def _race(self, case: Case, ready: Sequence[_Candidate], requested: str) -> None:
         """Bursts in turn, in another order each time; who is hopeless after one drops out, but not the reference."""
         tuning = self._settings.tuning
-        timing = dataclasses.replace(
-            self._settings.timing, iterations=0, bursts=tuning.bursts, chains=tuning.bursts * tuning.chains
-        )
+        timing = _race_timing(self._settings)
         for candidate in ready:
             candidate.samples = [[] for _ in range(case.num_ranks)]
         racing = list(ready)
         for burst in range(tuning.bursts):
-            self._report(f"{case}: {requested}: burst {burst + 1}/{tuning.bursts}")
+            self._begin(Step(case, f"{requested}: {burst_name(burst, tuning.bursts)}"))
             first = burst % len(racing)
             for candidate in racing[first:] + racing[:first]:
                 ranks = self._call("burst", candidate.label, burst, timing, doing=f"timing a candidate on {case}")
@@ -277,6 +293,14 @@ class Tuner(Benchmark):
         found = f"{100 * (1 - relative):.1f} % faster than" if winner is not reference else "no config is faster than"
         changed = f" by {_changes(winner.config, reference.config)}" if winner is not reference else ""
         self._announce(f"{case}: {winner.headline_us:.2f} us{changed}, {found} the heuristic's config; in {path}")
+
+
+def _race_timing(settings: Settings) -> TimingSettings:
+    """How the candidates of a round are timed: chains alone."""
+    tuning = settings.tuning
+    return dataclasses.replace(
+        settings.timing, iterations=0, bursts=tuning.bursts, chains=tuning.bursts * tuning.chains
+    )
 
 
 def _complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:

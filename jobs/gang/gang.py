@@ -48,7 +48,8 @@ class Gang:
     def __init__(self, placement: Placement, stall_timeout_s: float, stacks_path: Path | None) -> None:
         self._placement = placement
         self._stall_timeout_s = stall_timeout_s
-        self._stacks_path = stacks_path
+        self.stacks_path = stacks_path
+        """File for the stacks of a gang that hangs; ``None``: they are logged."""
         self._actors: list[Any] = []
         self.places: list[Place] = []
         """Where the ranks run, as far as they have answered."""
@@ -112,6 +113,11 @@ class Gang:
         """
         refs = {rank: actor.call.remote(method, *args) for rank, actor in enumerate(self._actors)}
         return self._gather(Answers(refs), timeout_s, doing, Watchdog(self._stall_timeout_s))
+
+    def answers(self) -> bool:
+        """Whether every rank is there, between two calls."""
+        dead, silent = self._survey(set(range(len(self._actors))))
+        return not dead and not silent
 
     def close(self) -> None:
         """End all ranks, whatever they are doing, and give the resources back; takes 10 s at most."""
@@ -255,12 +261,12 @@ class Gang:
             text = f"{describe_state(report)}\n{report.stacks}" if report else "no answer"
             sections.append(f"=== {failures.name_rank(self.places, rank)} ===\n{text}\n")
         text = "\n".join(sections)
-        if self._stacks_path is not None:
+        if self.stacks_path is not None:
             try:
-                self._stacks_path.write_text(text)
-                return str(self._stacks_path)
+                self.stacks_path.write_text(text)
+                return str(self.stacks_path)
             except OSError as error:
-                logger.error("%s: %s", self._stacks_path, error)
+                logger.error("%s: %s", self.stacks_path, error)
         logger.error("stacks of the ranks:\n%s", text)
         return "in the log"
 

@@ -72,10 +72,15 @@ class Group:
         self._rank, self._num_ranks = rank, num_ranks
         self._listener: socket.socket | None = None
         self._name = ""
+        self._is_settled = False
+        # Why it could not be joined.
+        self._refusal: str | None = None
         self.torch: Any = None
 
     def get_ready(self, host: str) -> Readiness:
         """Import torch; rank 0 listens at ``host``, its own address, on a port that is free there."""
+        if self._is_settled:
+            return Readiness(self._refusal)
         if jax.devices()[0].platform != "gpu":
             return Readiness(f"platform={jax.devices()[0].platform!r} must be 'gpu'")
         if self._num_ranks == 1:
@@ -88,12 +93,15 @@ class Group:
         return Readiness(None, self._listener.getsockname()[1] if self._listener else 0)
 
     def join(self, host: str, port: int) -> str | None:
-        """Make the process group; why that failed, or ``None``."""
+        """Make the process group, or know that there is one; why that failed, or ``None``."""
+        if self._is_settled:
+            return self._refusal
         try:
             self._join(host, port)
         except Exception as error:
-            return told(error)
-        return None
+            self._refusal = told(error)
+        self._is_settled = True
+        return self._refusal
 
     def _join(self, host: str, port: int) -> None:
         dist = importlib.import_module("torch.distributed")

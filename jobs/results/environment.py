@@ -35,3 +35,8 @@ def git_sha() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() or None if result.returncode == 0 else None
+
+
+def short_sha(sha: str) -> str:
+    """A commit as people write it; what stands behind its 40 digits stays."""
+    return sha[:12] + sha[40:]

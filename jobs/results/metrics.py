@@ -1,24 +1,23 @@
-"""Names and values of what W&B gets from a row. The names are an interface: CHANGELOG.md lists each change."""
+"""Names, units and values of what W&B gets. docs/metrics.md has them all: they are an interface."""
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
-from jobs.records import HEADLINE, TIMES, Row
+from jobs.records import HEADLINE, TIMES, Case, Row
+from jobs.results.best import best
 
 Scalar = float | int | str
-
-_ROW_COLUMNS = ("case", "m_shard", "k", "n_shard", "dtype", "implementation")
-_RANK_COLUMNS = ("rank", "host", "device", *TIMES, "sm_clock_mhz", "power_w", "throttle_reasons")
-PER_RANK_COLUMNS = _ROW_COLUMNS + _RANK_COLUMNS
-_CHECK = ("num_wrong", "max_error", "relative_error", "relative_tolerance")
+STEP = "case/number"
+"""What curves are drawn over."""
+_BASELINE = "baseline"
 
 
 class RankInfo(Protocol):
-    """What this module reads of a gang's member."""
+    """What is read of a gang's member."""
 
     @property
     def rank(self) -> int:
@@ -33,76 +32,117 @@ class RankInfo(Protocol):
         """Name of its device in jax."""
 
 
-def history(row: Row) -> dict[str, Scalar]:
-    """One step of the run's history.
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One name of the history."""
 
-    - ``<implementation>/<time>``: maximum over ranks in microseconds, such as ``ppermute/in_graph_us``;
-    - ``<implementation>/<figure>``: the fields of ``Derived``;
-    - ``<implementation>/check_passed`` (0 or 1), ``num_wrong``, ``max_error``, ``relative_error``,
-      ``relative_tolerance``;
-    - ``case/name``, ``m_shard``, ``k``, ``n_shard``, ``dtype``, ``num_ranks``, ``implementation``;
-    - ``attempt``: the number of the gang;
-    - ``gpu/sm_clock_min_mhz``: the slowest rank's; ``gpu/power_max_w``: the hungriest one's. On GPUs only.
-
-    What isn't known is left out.
-    """
-    values: dict[str, Scalar | None] = {}
-    for name in TIMES:
-        spread = getattr(row, name)
-        values[name] = spread.max if spread else None
-    if row.derived:
-        values |= dataclasses.asdict(row.derived)
-    if row.check:
-        values["check_passed"] = int(row.check.passed)
-        values |= {name: getattr(row.check, name) for name in _CHECK}
-    metrics = {f"{row.implementation}/{name}": value for name, value in values.items()}
-    metrics |= {f"case/{name}": value for name, value in dataclasses.asdict(row.case).items()}
-    metrics["case/implementation"] = row.implementation
-    metrics["attempt"] = row.attempt
-    if row.telemetry:
-        metrics["gpu/sm_clock_min_mhz"] = min(rank.sm_clock_min_mhz for rank in row.telemetry)
-        metrics["gpu/power_max_w"] = max(rank.power_max_w for rank in row.telemetry)
-    return {name: value for name, value in metrics.items() if value is not None}
+    name: str
+    unit: str
+    """Empty where it has none."""
+    value: Callable[[Row], Scalar | None]
+    """``None``: not known."""
+    is_drawn: bool = False
+    """Whether W&B shows its curve without being asked."""
 
 
-def summary(row: Row) -> dict[str, Scalar]:
-    """Headline of a row under a name that no other row of the run has.
+def _slowest(name: str, row: Row) -> float | None:
+    spread = getattr(row, name)
+    return spread.max if spread else None
 
-    ``<case>/<m_shard>x<k>x<n_shard>/<dtype>/<implementation>/`` and ``in_graph_us``, ``tflops_per_gpu``,
-    ``speedup_over_xla`` or ``check_passed``.
-    """
-    case = row.case
+
+def _derived(name: str, scale: float, row: Row) -> float | None:
+    value = getattr(row.derived, name) if row.derived else None
+    return None if value is None else value * scale
+
+
+def _case(name: str, row: Row) -> Scalar:
+    value: Scalar = getattr(row.case, name)
+    return value
+
+
+def _gpus(choose: Callable[[Iterable[float]], float], name: str, row: Row) -> float | None:
+    return choose(getattr(gpu, name) for gpu in row.telemetry) if row.telemetry else None
+
+
+OF_IMPLEMENTATION = (
+    *(Metric(name, "us", partial(_slowest, name), is_drawn=name == HEADLINE) for name in TIMES),
+    Metric("tflops", "TFLOP/s", partial(_derived, "tflops_per_gpu", 1.0), is_drawn=True),
+    Metric("util_pct", "%", partial(_derived, "utilisation", 100.0)),
+    Metric("ratio_to_local", "", partial(_derived, "ratio_to_local", 1.0), is_drawn=True),
+    Metric("speedup_over_xla", "", partial(_derived, "speedup_over_xla", 1.0), is_drawn=True),
+    Metric("busbw_gbps", "GB/s", partial(_derived, "bus_bandwidth_gbps", 1.0)),
+    Metric("overlap_pct", "%", partial(_derived, "overlap_efficiency", 100.0)),
+    Metric("check_passed", "0 or 1", lambda row: int(row.check.passed) if row.check else None),
+    Metric("num_wrong", "elements", lambda row: row.check.num_wrong if row.check else None),
+)
+"""Behind ``<implementation>/``: each implementation has its own curve."""
+
+OF_ROW = (
+    *(
+        Metric(f"case/{name}", unit, partial(_case, name))
+        for name, unit in (("name", ""), ("m_shard", "rows"), ("k", ""), ("n_shard", "columns"))
+    ),
+    Metric("case/dtype", "", partial(_case, "dtype")),
+    Metric("case/num_ranks", "ranks", partial(_case, "num_ranks")),
+    Metric("case/implementation", "", lambda row: row.implementation),
+    Metric("attempt", "", lambda row: row.attempt),
+    Metric("gpu/sm_clock_min_mhz", "MHz", partial(_gpus, min, "sm_clock_min_mhz"), is_drawn=True),
+    Metric("gpu/power_max_w", "W", partial(_gpus, max, "power_max_w"), is_drawn=True),
+)
+"""What every row has beside ``case/number``, on GPUs also the last two."""
+
+SUMMARY_OF_CASE = {
+    "best": "",
+    "best_us": "us",
+    "best_tflops": "TFLOP/s",
+    "best_ratio_to_local": "",
+    "best_speedup_over_xla": "",
+    "check_passed": "0 or 1",
+    f"<implementation>_{HEADLINE}": "us",
+}
+"""Units by name, behind ``<case>/``."""
+
+SUMMARY_OF_RUN = {
+    "rows": "",
+    "failed_checks": "",
+    "status": "",
+    "exit_code": "",
+    "restarts": "",
+    "restart_s": "s",
+}
+"""Units by name."""
+
+
+def history(row: Row, case_number: int) -> dict[str, Scalar]:
+    """One step of the run's history: ``OF_IMPLEMENTATION`` and ``OF_ROW``; what isn't known is left out."""
+    values = {f"{row.implementation}/{metric.name}": metric.value(row) for metric in OF_IMPLEMENTATION}
+    values |= {STEP: case_number, **{metric.name: metric.value(row) for metric in OF_ROW}}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def case_name(case: Case) -> str:
+    """What the summary's names of a case begin with."""
     # W&B nests the summary at dots.
-    name = case.name.replace(".", "_")
-    prefix = f"{name}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}/{row.implementation}"
-    values: dict[str, Scalar | None] = {HEADLINE: row.headline_us}
-    if row.check:
-        values["check_passed"] = int(row.check.passed)
-    if row.derived:
-        values["tflops_per_gpu"] = row.derived.tflops_per_gpu
-        values["speedup_over_xla"] = row.derived.speedup_over_xla
-    return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
+    return f"{case.name.replace('.', '_')}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}"
 
 
-def per_rank(row: Row, members: Sequence[RankInfo]) -> list[list[Any]]:
-    """Lines of the table ``per_rank``: each rank's medians over all its samples in microseconds, its GPU's state."""
-    case = row.case
-    telemetry = {rank.rank: rank for rank in row.telemetry}
-    lines: list[list[Any]] = []
-    for member in members:
-        gpu = telemetry.get(member.rank)
-        lines.append(
-            [case.name, case.m_shard, case.k, case.n_shard, case.dtype, row.implementation]
-            + [member.rank, member.host, member.device_kind]
-            + [_median(row, name, member.rank) for name in TIMES]
-            + ([gpu.sm_clock_mhz, gpu.power_w, " ".join(gpu.throttle_reasons)] if gpu else [None, None, None])
-        )
-    return lines
+def case_summary(rows: Mapping[str, Row]) -> dict[str, Scalar]:
+    """Headline of one case, from its rows by implementation, under names that no other case of the run has."""
+    first = next(iter(rows.values()))
+    values: dict[str, Scalar | None] = {f"{name}_{HEADLINE}": row.headline_us for name, row in rows.items()}
+    if checked := [row for row in rows.values() if row.check]:
+        values["check_passed"] = int(not any(row.failed for row in checked))
+    if fastest := best({name: row.headline_us for name, row in rows.items()}):
+        figures = history(rows[fastest.implementation], 0)
+        values |= {"best": fastest.implementation, "best_us": fastest.time_us}
+        for name in ("tflops", "ratio_to_local", "speedup_over_xla"):
+            values[f"best_{name}"] = figures.get(f"{fastest.implementation}/{name}")
+    return {f"{case_name(first.case)}/{name}": value for name, value in values.items() if value is not None}
 
 
-def _median(row: Row, name: str, rank: int) -> float | None:
-    samples = row.samples_us.get(name)
-    if samples is None or rank >= len(samples):
-        return None
-    values = [value for burst in samples[rank] for value in burst]
-    return statistics.median(values) if values else None
+def tags(row: Row, members: Sequence[RankInfo]) -> list[str]:
+    """By which runs are found: the kind of device, and the implementation that the job is about."""
+    return [
+        *dict.fromkeys(member.device_kind for member in members),
+        *([] if row.requested == _BASELINE else [row.implementation]),
+    ]

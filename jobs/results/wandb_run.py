@@ -10,19 +10,20 @@ Facts about wandb 0.31.0 that shape it, each met by a test:
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.records import Row
-from jobs.results import metrics
+from jobs.results import metrics, per_rank
 from jobs.results.bounded import call_within
-from jobs.results.metrics import RankInfo
+from jobs.results.charts import Chart
 from jobs.results.wandb_process import kill_services
 from jobs.settings import WandbMode
 
@@ -40,6 +41,17 @@ _USER_HAS_DATA_DIR = "WANDB_DATA_DIR" in os.environ
 
 class NoKeyError(Exception):
     """No API key is configured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What a run gets at its end."""
+
+    per_rank_lines: Sequence[Sequence[Any]]
+    charts: Sequence[Chart]
+    pictures: Mapping[Path, str]
+    """PNG files with their captions."""
+    journal: Path
 
 
 class RunStarter:
@@ -155,11 +167,25 @@ class WandbRun:
         self.dir = Path(run.dir).absolute().parent
         """What ``wandb leet`` and ``wandb sync`` take."""
         self.url: str | None = run.url
+        self._defined: set[str] = set()
+        # Labels of a row: their curves would say nothing.
+        for name in ("case/*", "attempt"):
+            run.define_metric(name, hidden=True)
+        run.define_metric("gpu/*", step_metric=metrics.STEP)
 
-    def log_row(self, row: Row, step: int) -> None:
+    def define_metrics(self, implementation: str) -> None:
+        """Let its interesting curves be drawn over the number of the case, and the rest be there when asked for."""
+        for metric in metrics.OF_IMPLEMENTATION:
+            if metric.is_drawn:
+                self._run.define_metric(f"{implementation}/{metric.name}", step_metric=metrics.STEP)
+        self._run.define_metric(f"{implementation}/*", step_metric=metrics.STEP, hidden=True)
+
+    def log_row(self, row: Row, step: int, case_number: int) -> None:
         """Log a row under the names of ``metrics``; a failed check also raises an alert."""
-        self._run.log(metrics.history(row), step=step, commit=True)
-        self.summarize(metrics.summary(row))
+        if row.implementation not in self._defined:
+            self._defined.add(row.implementation)
+            self.define_metrics(row.implementation)
+        self._run.log(metrics.history(row, case_number), step=step, commit=True)
         if row.check and row.failed:
             self._run.alert(
                 title=f"Check failed: {row.implementation} on {row.case.name}",
@@ -168,21 +194,32 @@ class WandbRun:
                 wait_duration=0,
             )
 
-    def log_files(self, rows: Sequence[tuple[Row, Sequence[RankInfo]]], journal: Path) -> None:
-        """Log the table ``per_rank``, and the journal as an artifact of type ``results``. May block for minutes."""
+    def add_tags(self, tags: Iterable[str]) -> None:
+        """Add those that the run doesn't have."""
+        known = self._run.tags or ()
+        if new := [tag for tag in dict.fromkeys(tags) if tag not in known]:
+            self._run.tags = (*known, *new)
+
+    def log_files(self, files: Files, step: int) -> None:
+        """Log tables, charts, pictures, and the journal as an artifact of type ``results``. May block for minutes."""
         import wandb
 
         # The copies that an offline run uploads later belong to it, and not into a home that a container takes with it.
         if not _USER_HAS_DATA_DIR:
             os.environ["WANDB_DATA_DIR"] = str(self.dir.parent)
-        lines = [line for row, members in rows for line in metrics.per_rank(row, members)]
-        if lines:
-            table = wandb.Table(columns=list(metrics.PER_RANK_COLUMNS), data=lines)
-            self._run.log({"per_rank": table}, step=len(rows), commit=True)
-        if journal.exists():
+        media: dict[str, Any] = {}
+        if files.per_rank_lines:
+            media["per_rank"] = wandb.Table(columns=list(per_rank.COLUMNS), data=list(files.per_rank_lines))
+        media |= {f"charts/{chart.name}": _plot(chart) for chart in files.charts}
+        media |= {
+            f"pictures/{path.stem}": wandb.Image(str(path), caption=caption) for path, caption in files.pictures.items()
+        }
+        if media:
+            self._run.log(media, step=step, commit=True)
+        if files.journal.exists():
             artifact = wandb.Artifact(f"results-{self.id}", type="results")
             # immutable: taken from where it lies, not from a copy in the home directory.
-            artifact.add_file(str(journal), policy="immutable")
+            artifact.add_file(str(files.journal), policy="immutable")
             self._run.log_artifact(artifact)
 
     def summarize(self, values: Mapping[str, metrics.Scalar]) -> None:
@@ -196,3 +233,14 @@ class WandbRun:
           TimeoutError: the upload took longer than its limit; what is missing is in ``dir``.
         """
         self._run.finish(exit_code=exit_code)
+
+
+def _plot(chart: Chart) -> Any:
+    import wandb
+
+    table = wandb.Table(columns=list(chart.columns), data=[list(line) for line in chart.lines])
+    if chart.kind == "bar":
+        return wandb.plot.bar(table, chart.x, chart.y, title=chart.title)
+    if chart.kind == "line":
+        return wandb.plot.line(table, chart.x, chart.y, stroke=chart.stroke, title=chart.title)
+    return wandb.plot.scatter(table, chart.x, chart.y, title=chart.title)

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jobs.errors import InfrastructureError, UsageError
-from jobs.records import Row
+from jobs.records import Case, Row
+from jobs.results import metrics, per_rank
 from jobs.results.bounded import call_within
+from jobs.results.charts import charts
 from jobs.results.journal import JOURNAL_NAME
 from jobs.results.json_safe import json_safe
 from jobs.results.metrics import RankInfo, Scalar
 from jobs.results.wandb_process import browse_command, read_key_file, sync_command
-from jobs.results.wandb_run import NoKeyError, RunStarter, WandbRun
+from jobs.results.wandb_run import Files, NoKeyError, RunStarter, WandbRun
 from jobs.settings import WandbMode, WandbSettings
 
 logger = logging.getLogger(__name__)
 
 # Shares of finish_timeout_s: for handing over the table and the artifact, and for the upload of everything.
 FILES_SHARE, UPLOAD_SHARE = 0.3, 0.6
-MAX_TAG_LENGTH = 64  # W&B's rule
+# W&B's rules.
+MAX_TAG_LENGTH, MAX_TABLE_LINES = 64, 10_000
 
 
 class WandbSink:
@@ -46,7 +51,11 @@ class WandbSink:
         self._run_dir = run_dir
         self._starter = starter
         self._run: WandbRun | None = None
-        self._rows: list[tuple[Row, tuple[RankInfo, ...]]] = []
+        # Without their samples, and with the tags that they bring.
+        self._rows: list[tuple[Row, list[str]]] = []
+        self._per_rank_lines: deque[list[Any]] = deque(maxlen=MAX_TABLE_LINES)
+        # The last row of each implementation; cases in the order of their numbers.
+        self._cases: dict[Case, dict[str, Row]] = {}
         self._revived = False
 
     @classmethod
@@ -58,13 +67,14 @@ class WandbSink:
         config: Mapping[str, Any],
         group: str | None,
         tags: Sequence[str],
+        name: str | None = None,
         run_id: str | None = None,
     ) -> WandbSink:
         """Start the run. To be called before GPUs are reserved: it takes up to ``init_timeout_s`` and some seconds.
 
         ``auto`` is online where a key is configured (``api_key_file``, WANDB_API_KEY, netrc), else offline; WANDB_MODE
         may turn it to offline or disabled. A key isn't written anywhere. ``run_id`` continues an earlier job's run,
-        whose rows ``replay`` takes.
+        whose rows ``replay`` takes. ``name`` is the run's where the config has none.
 
         Raises:
           UsageError: the key's file can't be read, or a tag has no or too many characters.
@@ -78,7 +88,7 @@ class WandbSink:
         for tag in tags:
             if not 1 <= len(tag) <= MAX_TAG_LENGTH:
                 raise UsageError(f"wandb.tags: {tag!r} must have 1 to {MAX_TAG_LENGTH} characters")
-        init = {"project": settings.project, "entity": settings.entity, "name": settings.name, "group": group}
+        init = {"project": settings.project, "entity": settings.entity, "name": settings.name or name, "group": group}
         starter = RunStarter(
             run_dir=run_dir,
             key=None if mode is WandbMode.offline else read_key_file(settings.api_key_file),
@@ -95,15 +105,28 @@ class WandbSink:
 
     def log_row(self, row: Row, members: Sequence[RankInfo]) -> None:
         """Log a row as the next step, under the names of ``metrics``; a failed check also raises an alert."""
-        self._rows.append((row, tuple(members)))
+        if self._starter is None:
+            return
+        self._per_rank_lines += per_rank.lines(row, members)
+        # Samples take far more memory than all the rest, and the journal has them.
+        self._rows.append((dataclasses.replace(row, samples_us={}), metrics.tags(row, members)))
         if self._run is None:
             return
         try:
-            self._run.log_row(row, len(self._rows) - 1)
+            self._hand_over(self._run, len(self._rows) - 1)
         except ConnectionError as error:
             self._revive(error)
         except Exception as error:
             self._note(f"a row was not logged: {_told(error)}")
+
+    def _hand_over(self, run: WandbRun, step: int) -> None:
+        """Give ``run`` the row that is its step ``step``."""
+        row, tags = self._rows[step]
+        of_case = self._cases.setdefault(row.case, {})
+        of_case[row.implementation] = row
+        run.add_tags(tags)
+        run.log_row(row, step, 1 + list(self._cases).index(row.case))
+        run.summarize(metrics.case_summary(of_case))
 
     def replay(self, rows: Sequence[tuple[Row, Sequence[RankInfo]]]) -> None:
         """Log the rows of the job that this one continues: what of them W&B got is overwritten by the same.
@@ -119,10 +142,17 @@ class WandbSink:
             if path != self.dir:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def finish(self, *, exit_code: int, status: str, more: Mapping[str, Scalar] | None = None) -> None:
-        """End the run with the per-rank table, the journal as an artifact, and the job's end in the summary.
+    def finish(
+        self,
+        *,
+        exit_code: int,
+        status: str,
+        more: Mapping[str, Scalar] | None = None,
+        pictures: Mapping[Path, str] | None = None,
+    ) -> None:
+        """End the run with tables, charts, pictures, the journal as an artifact, and the job's end in the summary.
 
-        ``more`` goes into the summary as well.
+        ``more`` goes into the summary as well; ``pictures`` are PNG files with their captions.
 
         Takes up to ``finish_timeout_s`` and some seconds; what W&B hasn't got by then stays on disk. Raises nothing: a
         problem is logged, and ``complete`` is false.
@@ -132,14 +162,14 @@ class WandbSink:
         end = {"status": status, "exit_code": exit_code, **(more or {})}
         try:
             try:
-                self._conclude(self._run, end)
+                self._conclude(self._run, end, pictures or {})
             except TimeoutError:
                 raise
             except Exception as error:
                 # `ray job stop` signals all descendants of the driver: W&B's service dies of it at once.
                 self._revive(error)
                 if self._run is not None:
-                    self._conclude(self._run, end)
+                    self._conclude(self._run, end, pictures or {})
         except Exception as error:
             self._note(f"the run is not finished: {_told(error)}")
         finally:
@@ -175,19 +205,20 @@ class WandbSink:
         self._run, self.mode, self.dir, self.url, self.run_id = run, mode, run.dir, run.url, run.id
         logger.info("W&B is %s: %s", mode.value, run.url or run.dir)
 
-    def _conclude(self, run: WandbRun, end: Mapping[str, Any]) -> None:
+    def _conclude(self, run: WandbRun, end: Mapping[str, Any], pictures: Mapping[Path, str]) -> None:
         """What ``finish`` does, each part within its limit; after a timeout the part is left behind in its thread."""
         deadline_s = time.monotonic() + self._finish_timeout_s
         num_failed = sum(row.failed for row, _ in self._rows)
         summary = {**end, "rows": len(self._rows), "failed_checks": num_failed}
         call_within(self._finish_timeout_s, lambda: run.summarize(summary))
         try:
-            journal = self._run_dir / JOURNAL_NAME
-            call_within(self._finish_timeout_s * FILES_SHARE, lambda: run.log_files(self._rows, journal))
+            shown = charts(self._cases, list(self._per_rank_lines))
+            files = Files(list(self._per_rank_lines), shown, pictures, self._run_dir / JOURNAL_NAME)
+            call_within(self._finish_timeout_s * FILES_SHARE, lambda: run.log_files(files, len(self._rows)))
         except ConnectionError:
             raise
         except Exception as error:
-            self._note(f"the table per_rank and the journal are not in the run: {_told(error)}")
+            self._note(f"tables, pictures and the journal are not in the run: {_told(error)}")
         call_within(deadline_s - time.monotonic(), lambda: run.finish(end["exit_code"]))
 
     def _revive(self, error: Exception) -> None:
@@ -202,8 +233,8 @@ class WandbSink:
         self._revived = True
         try:
             run = self._starter.start(self.mode, run_id=old.id)
-            for step, (row, _) in enumerate(self._rows):
-                run.log_row(row, step)
+            for step in range(len(self._rows)):
+                self._hand_over(run, step)
         except Exception as again:
             self._note(f"its service died and can't be started again: {_told(again)}")
             return

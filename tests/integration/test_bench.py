@@ -1,20 +1,39 @@
 """The main job on CPU ranks of a local Ray, end to end."""
 
 import json
+import re
 import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.bench_process import QUICK, ROOT, command, environment, run
+from jobs.results import metrics
+from tests.integration.bench_process import QUICK, ROOT, command, finish, inspect, logged_rows, run, start
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """One job as the README's first command runs it, four ranks, W&B offline; shared by the tests below."""
+def watched(tmp_path_factory):
+    """One job as the README's first command runs it, four ranks, W&B offline, and when its first row could be seen.
+
+    Seconds from the row in the journal to `wandb leet inspect` that shows it; `None`: not before the job ended.
+    """
     run_dir = tmp_path_factory.mktemp("bench") / "run"
-    return run("timing=quick", "wandb=offline", f"run_dir={run_dir}", timeout_s=180)
+    process = start("timing=quick", "wandb=offline", f"run_dir={run_dir}")
+    journal, seen_s = run_dir / "results.jsonl", None
+    while process.poll() is None and not (journal.exists() and journal.stat().st_size):
+        time.sleep(0.1)
+    measured_s = time.monotonic()
+    while process.poll() is None and seen_s is None:
+        if logged_rows(next((run_dir / "wandb").glob("offline-run-*"))):
+            seen_s = time.monotonic() - measured_s
+    return finish(process, timeout_s=180), seen_s
+
+
+@pytest.fixture(scope="module")
+def finished(watched):
+    """That job; shared by the tests below."""
+    return watched[0]
 
 
 def test_it_succeeds_on_four_cpu_ranks(finished):
@@ -37,9 +56,9 @@ def test_the_journal_has_a_checked_row_per_case_and_implementation(finished):
         assert check["integers_exact"]
         assert 0 < check["relative_error"] <= check["relative_tolerance"]
         assert check["num_elements"] == 4 * check["calls"] * 4 * case["m_shard"] * case["n_shard"]
-        for time in ("in_graph_us", "call_us"):
-            assert 0 < row[time]["min"] <= row[time]["median"] <= row[time]["max"]
-            assert len(row["samples_us"][time]) == 4
+        for name in ("in_graph_us", "call_us"):
+            assert 0 < row[name]["min"] <= row[name]["median"] <= row[name]["max"]
+            assert len(row["samples_us"][name]) == 4
         assert row["kernel_us"] is None, "kernel times need a GPU's profiler"
         assert row["derived"]["tflops_per_gpu"] > 0
         assert row["derived"]["utilisation"] is None
@@ -84,15 +103,42 @@ def test_a_report_that_cannot_be_made_changes_nothing_else(tmp_path):
     assert "Traceback" in log
 
 
+def test_a_row_is_visible_within_5_s_of_being_measured_while_the_job_runs(watched):
+    _, seen_s = watched
+    assert seen_s is not None
+    assert seen_s < 5
+
+
 def test_the_offline_wandb_run_holds_rows_config_and_summary(finished):
     wandb_dir = finished.result["wandb_dir"]
-    leet = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", wandb_dir]
-    inspected = subprocess.run(leet, capture_output=True, text=True, timeout=60, env=environment())
-    assert inspected.returncode == 0, inspected.stderr
-    for expected in ("ppermute/in_graph_us", "local/in_graph_us", "chain_length", "exit_code"):
-        assert expected in inspected.stdout
+    rows, journal = logged_rows(wandb_dir), finished.rows()
+    assert [row["case/implementation"] for row in rows] == ["ppermute", "xla", "local"] * 2
+    assert [row["case/number"] for row in rows] == [1, 1, 1, 2, 2, 2]
+    for row, line in zip(rows, journal, strict=True):
+        assert row[f"{line['implementation']}/in_graph_us"] == pytest.approx(line["in_graph_us"]["max"])
+        # All but what GPUs alone have.
+        names = {metric.name for metric in metrics.OF_IMPLEMENTATION} - {"kernel_us", "device_us", "util_pct"}
+        found = {name.partition("/")[2] for name in row if name.startswith(f"{line['implementation']}/")}
+        assert found | {"overlap_pct", "busbw_gbps"} == names
+    (summary,) = inspect(wandb_dir, "--summary")
+    assert summary["exit_code"] == 0
+    assert summary["config"]["timing"]["chain_length"] == 4
+    assert set(metrics.SUMMARY_OF_RUN) <= set(summary["summary"])
+    fastest = min(journal[:2], key=lambda line: line["in_graph_us"]["max"])
+    assert summary["summary"]["tiny/64x256x256/bfloat16/best"] == fastest["implementation"]
+    assert {"D=4", "bfloat16", "cpu", "ppermute"} <= set(summary["tags"])
+    pictures = {path.stem.rpartition("_")[0] for path in Path(wandb_dir).glob("files/media/images/pictures/*.png")}
+    assert pictures == {"time_against_bound_6", "utilisation_6", "ranks_6", "ring_timeline_6"}
+    tables = {path.name.rpartition("_table_")[0] for path in Path(wandb_dir).glob("files/media/table/charts/*.json")}
+    assert tables == {"time_against_bound", "utilisation", "ranks"}
     assert "wandb leet" in finished.stdout
     assert "wandb sync" in finished.stdout
+
+
+def test_the_log_tells_what_runs_what_is_left_and_the_best_so_far(finished):
+    lines = [line for line in finished.stdout.splitlines() if re.match(r"# \d+/\d+ ", line)]
+    assert lines
+    assert all(re.search(r"; about \d+ (s|min) left(; best (ppermute|xla) [\d.]+ us.*)?$", line) for line in lines)
 
 
 def test_cfg_and_help_print_what_hydra_users_expect():
@@ -105,17 +151,6 @@ def test_cfg_and_help_print_what_hydra_users_expect():
     helped = subprocess.run(command("--help"), capture_output=True, text=True, cwd=ROOT)
     assert helped.returncode == 0
     assert "problem: article, auto, llama3, tiny" in helped.stdout
-
-
-@pytest.mark.slow
-def test_a_multirun_is_one_job_for_each_point(tmp_path):
-    finished = run("-m", *QUICK, "problem.m_shard=32,48", HOME=str(tmp_path))
-    assert finished.code == 0, finished.stderr
-    lines = [json.loads(x.removeprefix("RESULT ")) for x in finished.stdout.splitlines() if x.startswith("RESULT")]
-    assert [line["status"] for line in lines] == ["ok", "ok", "ok"], "one for each point, and one for all"
-    assert lines[2]["run_dirs"] == [lines[0]["run_dir"], lines[1]["run_dir"]]
-    assert lines[0]["run_dir"] != lines[1]["run_dir"]
-    assert lines[2]["rows"] == lines[0]["rows"] + lines[1]["rows"] == 6
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ def gang():
 
 
 def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
-    said = []
-    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda text: None, announce=said.append)
+    said, begun = [], []
+    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *step: begun.append(step), announce=said.append)
     (case,) = expand(SETTINGS.problem, 2)
     rows = benchmark.run(case)
     assert [(row.implementation, row.requested) for row in rows] == [
@@ -54,3 +54,12 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
     footer = table.footer_lines(rows)
     assert f"# NOT RUN torch_fused on {case}" in footer
     assert "# Out of bounds values : 0 OK" in footer
+    # Progress finds each step in its plan, in this order, and the fastest implementation once there is one.
+    run = {"auto", "xla", "local"}
+    plan = Benchmark.plan([case], SETTINGS, "cpu")
+    assert [step for step, _, _ in begun] == [step for step in plan if step.implementation in {None, *run}]
+    assert begun[1][1] == f"{case}: ppermute: check"
+    assert begun[0][2] is None
+    (last,) = {best.implementation for step, _, best in begun[-1:]}
+    assert last in {"ppermute", "xla"}
+    assert begun[-1][2].ratio_to_local > 0

@@ -7,31 +7,67 @@ import time
 
 import pytest
 
+from jobs.records import Case
 from jobs.results import progress
+from jobs.results.best import Best
 from jobs.results.progress import Progress
+from jobs.results.steps import Step
 
 LONG_LINE = "  row " + "x" * 150
+CASE = Case(name="70b_qkv", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
+BEST = Best("ppermute", 12.5, 1.25)
+
+
+def plan(*names: str, expected_s: float = 60.0) -> list[Step]:
+    return [Step(CASE, name, None, expected_s) for name in names]
 
 
 def test_log_gets_one_plain_line_every_few_seconds(monkeypatch):
     monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.2)
     stream = io.StringIO()
-    with Progress(6, stream) as shown:
-        shown.step("inputs")
-        shown.step("too soon")
+    steps = plan("inputs", "check", "warm-up", "burst 1", "burst 2", "burst 3")
+    with Progress(steps, stream) as shown:
+        shown.begin(steps[0], "inputs")
+        shown.begin(steps[1], "too soon")
         shown.print(LONG_LINE)
         time.sleep(0.25)
-        shown.step("timing 70b_qkv ppermute")
-        shown.step("too soon again")
-    assert stream.getvalue().splitlines() == ["# 1/6 inputs", LONG_LINE, "# 3/6 timing 70b_qkv ppermute"]
+        shown.begin(steps[3], "70b_qkv: ppermute: burst 1", BEST)
+        shown.begin(steps[4], "too soon again", BEST)
+    assert stream.getvalue().splitlines() == [
+        "# 1/6 inputs; about 6 min left",
+        LONG_LINE,
+        # Two of the steps took no time, so the rest won't either.
+        "# 4/6 70b_qkv: ppermute: burst 1; about 1 s left; best ppermute 12.5 us, 1.25x local",
+    ]
+
+
+def test_time_left_counts_what_was_skipped_as_gone(monkeypatch):
+    clock = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock)
+    steps = plan("inputs", "check", "warm-up", "burst", expected_s=10.0)
+    with Progress(steps, io.StringIO()) as shown:
+        assert shown.left_s == 40
+        shown.begin(steps[0], "inputs")
+        clock += 5
+        assert shown.left_s == 35
+        clock += 15
+        shown.begin(steps[1], "check")
+        assert shown.left_s == 60, "twice as long as expected"
+        clock += 20
+        shown.begin(steps[3], "burst")
+        assert shown.left_s == 20
+        # A step that isn't in the plan, or no longer, is no reason to end a job.
+        shown.begin(steps[2], "warm-up")
+        assert shown.left_s == 20
 
 
 def test_lines_of_a_log_are_written_at_once(tmp_path):
     path = tmp_path / "log"
-    with path.open("w") as stream, Progress(1, stream) as shown:
-        shown.step("inputs")
+    steps = plan("inputs", expected_s=2.0)
+    with path.open("w") as stream, Progress(steps, stream) as shown:
+        shown.begin(steps[0], "inputs")
         shown.print("  row")
-        assert path.read_text() == "# 1/1 inputs\n  row\n"
+        assert path.read_text() == "# 1/1 inputs; about 2 s left\n  row\n"
 
 
 @pytest.fixture
@@ -66,18 +102,20 @@ def terminal(monkeypatch):
 
 def test_terminal_gets_a_bar_and_whole_lines(terminal):
     stream, text = terminal
-    with Progress(4, stream) as shown:
-        shown.step("inputs")
+    steps = plan("inputs", "check", "warm-up", "burst")
+    with Progress(steps, stream) as shown:
+        shown.begin(steps[0], "inputs")
         shown.print(LONG_LINE)
         shown.print("  [red]no markup[/red] 1.25")
-        shown.step("[tiny] timing ppermute")
+        shown.begin(steps[1], "[tiny] timing ppermute", BEST)
         time.sleep(1.2)
     sent = text()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
     # Whole, however narrow the terminal is.
     assert LONG_LINE in plain
     assert "  [red]no markup[/red] 1.25" in plain
-    assert "[tiny] timing ppermute" in plain
+    assert "[tiny] timing ppermute; best ppermute 12.5 us, 1.25x local" in plain
+    assert re.search(r"about \d+ (s|min) left", plain)
     assert "1/4" in plain
     assert "━" in plain
     assert "#" not in plain
@@ -86,18 +124,20 @@ def test_terminal_gets_a_bar_and_whole_lines(terminal):
 def test_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     stream, text = terminal
-    with Progress(4, stream) as shown:
-        shown.step("inputs")
+    steps = plan("inputs", "check")
+    with Progress(steps, stream) as shown:
+        shown.begin(steps[0], "inputs")
         shown.print("  row")
-    assert text().splitlines() == ["# 1/4 inputs", "  row"]
+    assert text().splitlines() == ["# 1/2 inputs; about 2 min left", "  row"]
 
 
 def test_bar_is_gone_after_an_error(terminal):
     stream, text = terminal
 
     def fail():
-        with Progress(4, stream) as shown:
-            shown.step("inputs")
+        steps = plan("inputs", "check")
+        with Progress(steps, stream) as shown:
+            shown.begin(steps[0], "inputs")
             raise RuntimeError("gang lost")
 
     with pytest.raises(RuntimeError, match="gang lost"):

@@ -10,79 +10,18 @@ import time
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from jobs.errors import UsageError
-from jobs.records import Case, Check, Derived, Row, Spread, Telemetry
 from jobs.results import metrics
 from jobs.results.journal import Journal
 from jobs.results.wandb_process import service_pids
 from jobs.results.wandb_sink import WandbSink
 from jobs.settings import Settings, WandbMode, WandbSettings
+from tests.jobs.wandb_rows import FULL, MEMBERS, ROWS
 
 ROOT = Path(__file__).parents[2]
 WANDB = Path(sys.executable).with_name("wandb")
-CASE = Case(name="tiny.a", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
-CHECK = Check(
-    passed=True,
-    calls=4,
-    num_elements=512,
-    num_wrong=0,
-    max_error=1e-7,
-    relative_error=1e-7,
-    relative_tolerance=1e-6,
-    integers_exact=True,
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rank:
-    rank: int
-    host: str = "hostA"
-    device_kind: str = "NVIDIA H200"
-
-
-MEMBERS = [Rank(0), Rank(1, "hostB")]
-
-
-def row(implementation: str, time_us: float, case: Case = CASE) -> Row:
-    return Row(
-        case=case,
-        implementation=implementation,
-        requested="auto",
-        check=CHECK,
-        in_graph_us=Spread(time_us - 2, time_us - 1, time_us),
-        samples_us={"in_graph_us": [[[time_us - 3], [time_us - 2, time_us - 1]], [[time_us], [time_us, 1e9]]]},
-        derived=Derived(
-            tflops_per_gpu=12.5,
-            utilisation=None,
-            ratio_to_local=1.25,
-            speedup_over_xla=1.5,
-            bus_bandwidth_gbps=3.5,
-            overlap_efficiency=0.5,
-            article_bound_us=None,
-        ),
-        telemetry=(
-            Telemetry(
-                rank=1,
-                num_samples=9,
-                sm_clock_mhz=1800.0,
-                sm_clock_min_mhz=1500.0,
-                power_w=600.0,
-                power_max_w=690.0,
-                temperature_c=50.0,
-                throttle_reasons=("sw_power_cap",),
-            ),
-        ),
-    )
-
-
-WRONG = Row(
-    case=CASE,
-    implementation="ppermute",
-    requested="auto",
-    check=dataclasses.replace(CHECK, passed=False, num_wrong=7, max_error=float("inf"), failed_ranks=(1,)),
-)
-ROWS = [row("ppermute", 100.0), row("xla", 150.0), row("ppermute", 200.0, dataclasses.replace(CASE, m_shard=16)), WRONG]
 
 
 @pytest.fixture(autouse=True)
@@ -132,10 +71,10 @@ def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capf
     assert sink.dir.is_absolute()
     assert sink.dir.parent == run_dir / "wandb"
     with Journal(run_dir / "results.jsonl") as journal:
-        for r in ROWS:
+        for r in [*ROWS, FULL]:
             journal.append(r)
             sink.log_row(r, MEMBERS)
-    sink.finish(exit_code=1, status="check_failed")
+    sink.finish(exit_code=1, status="check_failed", more={"restarts": 0, "restart_s": 0.0})
 
     assert sink.complete
     assert sink.fallback_reason is None
@@ -147,45 +86,78 @@ def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capf
 
     records = inspect(sink.dir)
     items = history(sink.dir)
-    assert [item["_step"] for item in items] == [0, 1, 2, 3]
+    assert [item["_step"] for item in items] == [0, 1, 2, 3, 4]
+    assert [item["case/number"] for item in items] == [1, 1, 2, 1, 1]
     assert items[0]["ppermute/in_graph_us"] == 100.0
     assert items[1]["xla/in_graph_us"] == 150.0
     assert items[2] | {"case/m_shard": 16, "ppermute/in_graph_us": 200.0, "ppermute/speedup_over_xla": 1.5} == items[2]
     assert items[0] | {"case/name": "tiny.a", "case/num_ranks": 2, "case/implementation": "ppermute"} == items[0]
     assert items[0] | {"ppermute/check_passed": 1, "ppermute/num_wrong": 0, "gpu/power_max_w": 690.0} == items[0]
-    assert "ppermute/utilisation" not in items[0]
-    assert (
-        items[3] | {"ppermute/check_passed": 0, "ppermute/num_wrong": 7, "ppermute/max_error": "Infinity"} == items[3]
-    )
+    assert "ppermute/util_pct" not in items[0]
+    assert items[3] | {"ppermute/check_passed": 0, "ppermute/num_wrong": 7} == items[3]
     assert "ppermute/in_graph_us" not in items[3]
+    documented = [f"mosaic_gpu/{metric.name}" for metric in metrics.OF_IMPLEMENTATION]
+    documented += [metrics.STEP, *(metric.name for metric in metrics.OF_ROW)]
+    assert {name for name in items[4] if not name.startswith("_")} == set(documented), "every one, and no other"
+    assert (items[4]["mosaic_gpu/util_pct"], items[4]["mosaic_gpu/overlap_pct"]) == (50.0, 50.0)
     alerts = [record["alert"] for record in records if record["type"] == "alert"]
     assert [(alert["title"], alert["level"]) for alert in alerts] == [("Check failed: ppermute on tiny.a", "ERROR")]
     artifacts = {record["artifact"]["type"]: record["artifact"] for record in records if record["type"] == "artifact"}
     assert artifacts["results"]["manifest"]["contents"][0]["local_path"] == str(run_dir / "results.jsonl")
+
+    defined = {(m.get("name") or m["glob_name"]): m for m in (r["metric"] for r in records if r["type"] == "metric")}
+    assert {m["step_metric"] for name, m in defined.items() if name.startswith(("ppermute/", "xla/"))} == {metrics.STEP}
+    assert not defined["ppermute/in_graph_us"]["options"].get("hidden")
+    assert all(defined[name]["options"]["hidden"] for name in ("ppermute/*", "case/*", "attempt"))
 
     (found,) = inspect(sink.dir, "--summary")
     assert found["state"] == "failed"
     assert found["exit_code"] == 1
     assert found["project"] == "cmkernel"
     assert found["name"] == "my run"
-    assert found["tags"] == ["D=2"]
+    assert found["tags"] == ["D=2", "NVIDIA H200", "ppermute", "xla", "mosaic_gpu"]
     assert found["config"]["timing"]["chain_length"] == 16
     assert found["config"]["kernel"]["implementation"] == "auto"
     assert found["config"]["environment"] == {"path": "/x"}
     summary = found["summary"]
-    assert summary["tiny_a/8x16x8/float32/xla/in_graph_us"] == 150.0
-    assert summary["tiny_a/16x16x8/float32/ppermute/in_graph_us"] == 200.0
-    assert summary["tiny_a/16x16x8/float32/ppermute/speedup_over_xla"] == 1.5
-    assert summary["tiny_a/8x16x8/float32/ppermute/check_passed"] == 0
-    assert summary | {"status": "check_failed", "exit_code": 1, "rows": 4, "failed_checks": 1} == summary
+    first, second = "tiny_a/8x16x8/float32", "tiny_a/16x16x8/float32"
+    of_first = {"best": "mosaic_gpu", "best_us": 90.0, "best_tflops": 12.5, "best_ratio_to_local": 1.25}
+    of_first |= {"best_speedup_over_xla": 1.5, "check_passed": 0}
+    of_first |= {"mosaic_gpu_in_graph_us": 90.0, "xla_in_graph_us": 150.0}
+    assert {name: summary.get(f"{first}/{name}") for name in of_first} == of_first
+    assert summary | {f"{second}/best": "ppermute", f"{second}/best_us": 200.0, f"{second}/check_passed": 1} == summary
+    of_run = {"status": "check_failed", "exit_code": 1, "rows": 5, "failed_checks": 1, "restarts": 0, "restart_s": 0.0}
+    assert set(of_run) == set(metrics.SUMMARY_OF_RUN)
+    assert summary | of_run == summary
     run = next(record["run"] for record in records if record["type"] == "run")
     assert run["run_group"] == "raysubmit_1"
 
 
-def test_a_baseline_that_could_not_run_has_no_figures():
-    refused = Row(case=CASE, implementation="torch_fused", requested="baseline", check=None, reason="no torch")
-    assert not any(name.startswith("torch_fused/") for name in metrics.history(refused))
-    assert metrics.summary(refused) == {}
+def test_pictures_and_charts_are_in_the_run(run_dir):
+    picture = run_dir / "pictures" / "ranks.png"
+    picture.parent.mkdir()
+    figure = Figure(figsize=(1, 1))
+    figure.savefig(picture)
+    sink = start(run_dir)
+    for r in ROWS:
+        sink.log_row(r, MEMBERS)
+    sink.finish(exit_code=0, status="ok", pictures={picture: "How the samples of each rank spread."})
+    assert sink.complete
+    records = inspect(sink.dir)
+    items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    assert items[-1]["pictures/ranks._type"] == "image-file"
+    assert items[-1]["pictures/ranks.caption"] == "How the samples of each rank spread."
+    assert (sink.dir / "files" / items[-1]["pictures/ranks.path"]).read_bytes() == picture.read_bytes()
+    configs = [record["config"]["update"] for record in records if record["type"] == "config"]
+    shown = {name: panel for config in configs for name, panel in config.items() if "visualize" in name}
+    names = {name.rpartition(".")[2]: panel["panel_config"]["panelDefId"] for name, panel in shown.items()}
+    assert names == {
+        "charts/time_against_bound": "wandb/bar/v0",
+        "charts/utilisation": "wandb/line/v0",
+        "charts/ranks": "wandb/scatter/v0",
+    }
+    (path,) = sink.dir.glob("files/media/table/charts/time_against_bound_table_*.table.json")
+    assert ["tiny_a/16x16x8/float32 ppermute", 200.0] in json.loads(path.read_text())["data"]
 
 
 def test_per_rank_table_has_each_ranks_median(run_dir):

@@ -72,11 +72,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.server.history[sent["offset"] :] = sent["content"]
         elif self.path == "/graphql":
             name = re.search(r"(?:query|mutation)\s+(\w+)", request["query"]).group(1)
-            bucket = self.bucket(request["variables"].get("name"))
+            bucket = self.bucket(request.get("variables", {}).get("name"))
             if name == "UpsertBucket":
                 return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
             if name == "RunResumeStatus":
                 return {"data": {"model": {"name": "cmkernel", "entity": {"name": "me"}, "bucket": bucket}}}
+            if name == "Viewer":
+                return {"data": {"viewer": {"id": "dg==", "entity": "me", "username": "me", "teams": {"edges": []}}}}
             return {"errors": [{"message": "not known here"}]}
         return {}
 
@@ -247,6 +249,10 @@ def test_online_run_reaches_the_server_and_the_key_no_file(run_dir, tmp_path, mo
     assert sink.url.startswith(f"{server.url}/me/cmkernel/runs/")
     assert sink.browse_lines() == [f"# W&B     : online, {sink.url}"]
     sink.log_row(row(1.25), [])
+    deadline = time.monotonic() + 5
+    while not server.history:
+        assert time.monotonic() < deadline, "a row must be there within 5 s, while the job runs"
+        time.sleep(0.1)
     sink.finish(exit_code=0, status="ok")
     assert json.loads(server.history[0])["ppermute/in_graph_us"] == 1.25
     assert not any("otel" in path for path, _ in server.requests)

@@ -37,6 +37,15 @@ def test_a_rank_without_a_gpu_is_not_ready():
     assert torch_fused.Group(0, 2).get_ready("127.0.0.1") == torch_fused.Readiness("platform='cpu' must be 'gpu'")
 
 
+def test_a_group_is_joined_once():
+    """Each point of a multirun asks anew, on the same gang."""
+    group = torch_fused.Group(0, 2)
+    reason = group.join("127.0.0.1", 0)
+    assert reason, "torch was never imported"
+    assert group.get_ready("127.0.0.1") == torch_fused.Readiness(reason)
+    assert group.join("127.0.0.1", 1) == reason
+
+
 def test_no_program_without_a_process_group():
     with pytest.raises(NotImplementedError, match="no process group"):
         programs.build(Request("baseline", "torch_fused"), None, (None, None), chain_length=2)

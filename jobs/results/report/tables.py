@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.records import Row
-from jobs.results import metrics, table
+from jobs.results import per_rank, table
 from jobs.results.recorded_run import RecordedRun
 
 # Columns of words, which are aligned left, and of sentences, which are broken into lines.
@@ -32,7 +32,7 @@ _CASE = ("case", "m_shard", "k", "n_shard", "type", "D", "implementation")
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """What ``metrics.per_rank`` reads of a rank."""
+    """What ``per_rank.lines`` reads of a rank."""
 
     rank: int
     host: str
@@ -97,8 +97,8 @@ def ranks(run: RecordedRun) -> str:
     lines = []
     for row in run.rows:
         members = [Member(m["rank"], str(m["host"]), str(m["device_kind"])) for m in run.members_of(row.attempt)]
-        lines += [[_told(value) for value in line] for line in metrics.per_rank(row, members) if row.samples_us]
-    return html_table([(title, "") for title in metrics.PER_RANK_COLUMNS], lines) if lines else ""
+        lines += [[_told(value) for value in line] for line in per_rank.lines(row, members) if row.samples_us]
+    return html_table([(title, "") for title in per_rank.COLUMNS], lines) if lines else ""
 
 
 def environment(run: RecordedRun) -> str:

@@ -1,0 +1,33 @@
+"""The fastest implementation of a case so far."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from jobs.results.derive import fastest_us
+from jobs.settings import LOCALS
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """An implementation whose check passed, and its headline time."""
+
+    implementation: str
+    time_us: float
+    ratio_to_local: float | None
+    """That over the bound, the multiply alone; ``None`` where that wasn't measured."""
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio_to_local is None else f", {self.ratio_to_local:.2f}x local"
+        return f"best {self.implementation} {self.time_us:.1f} us{ratio}"
+
+
+def best(headlines: Mapping[str, float | None]) -> Best | None:
+    """Of the headline times by implementation; the multiplies alone don't count."""
+    times_us = {name: time_us for name, time_us in headlines.items() if time_us is not None and name not in LOCALS}
+    if not times_us:
+        return None
+    name = min(times_us, key=lambda name: times_us[name])
+    local_us = fastest_us(LOCALS, headlines)
+    return Best(name, times_us[name], times_us[name] / local_us if local_us else None)
