@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from cmkernel import gradient, mosaic_gpu, mosaic_gpu_simple, ppermute, xla
 from cmkernel.choice import AxisName, Choice, Implementation, choose_implementation, find_hosts
-from cmkernel.config import KernelConfig, SimpleKernelConfig
+from cmkernel.config import Config
 from cmkernel.cost import Links
 from cmkernel.ring import TwoLevelRing
+from cmkernel.tuned import Table
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -36,7 +37,8 @@ def all_gather_matmul(
     *,
     axis_name: AxisName,
     implementation: Implementation = "auto",
-    config: KernelConfig | SimpleKernelConfig | None = None,
+    config: Config | None = None,
+    table: Table | None = None,
     devices_per_host: int | None = None,
     links: Links | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
@@ -66,8 +68,9 @@ def all_gather_matmul(
         ``xla`` (all-gather, then matmul) run just that or raise. ``auto`` takes what the cost model expects to be
         fastest, and logs why: where ``mosaic_gpu`` can run, that or another one (few rows go to ``xla``); else one of
         the portable rings. With a ``config`` it takes ``mosaic_gpu`` where that can run.
-      config: ``KernelConfig`` of ``mosaic_gpu``, ``SimpleKernelConfig`` of ``mosaic_gpu_simple``; by default chosen
-        from the shape.
+      config: ``KernelConfig`` of ``mosaic_gpu``, ``SimpleKernelConfig`` of ``mosaic_gpu_simple``, ``PpermuteConfig`` of
+        ``ppermute``; by default chosen from the shape: ``cmkernel.tuned``.
+      table: Tuned configs to choose from; by default those that ship with this package. The same on every rank.
       devices_per_host: With a single axis: it runs host by host, over so many ranks on each. A host is what NVLink
         joins, so ``mosaic_gpu`` runs on one only. ``None``: not known, ``auto`` takes the flat ring.
       links: Bandwidths by which ``auto`` chooses between the portable rings; by default ``cost.default_links``.
@@ -91,6 +94,7 @@ def all_gather_matmul(
         axis_name=axis_name,
         implementation=implementation,
         config=config,
+        table=table,
         devices_per_host=devices_per_host,
         links=links,
         out_dtype=out_dtype,
@@ -136,7 +140,7 @@ def _passes(
         out, received = ring_with_received(lhs, rhs, **options, **per_host)
         return out, gradient.in_rank_order(lhs, received, axis_name=axis_name, **per_host)
 
-    if choice.config is None:
+    if choice.implementation not in ("mosaic_gpu", "mosaic_gpu_simple"):
         return multiply, multiply_and_gather
     return _not_batched(multiply), _not_batched(multiply_and_gather)
 

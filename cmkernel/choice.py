@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from cmkernel import cost, hardware, mosaic_gpu
-from cmkernel.config import CONFIG_TYPES, KernelConfig, SimpleKernelConfig, validate_shape
+from cmkernel.config import CONFIG_TYPES, Config, SimpleKernelConfig, validate_shape
 from cmkernel.cost import Links
 from cmkernel.ring import TwoLevelRing
-from cmkernel.tuning import heuristic_config, modelled_calls_us, simple_heuristic_config
+from cmkernel.tuned import Chosen, Shape, Table, choose_config
+from cmkernel.tuning import modelled_calls_us, simple_heuristic_config
 
 Implementation = Literal["auto", "mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level", "xla"]
 AxisName = str | tuple[str, str]
@@ -30,10 +31,10 @@ class Choice:
     """What a call really runs: never ``auto``."""
 
     implementation: Implementation
-    config: KernelConfig | SimpleKernelConfig | None
-    """Tiles of the ``mosaic_gpu`` kernels; ``None`` for the others."""
+    config: Config | None
+    """Of the ``mosaic_gpu`` kernels and ``ppermute``; ``None`` for the others."""
     reason: str
-    """Why this one."""
+    """Why this one, and where its config comes from."""
 
 
 def choose_implementation(
@@ -42,7 +43,8 @@ def choose_implementation(
     *,
     axis_name: AxisName,
     implementation: Implementation = "auto",
-    config: KernelConfig | SimpleKernelConfig | None = None,
+    config: Config | None = None,
+    table: Table | None = None,
     devices_per_host: int | None = None,
     links: Links | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
@@ -52,9 +54,9 @@ def choose_implementation(
     if implementation not in get_args(Implementation):
         raise ValueError(f"{implementation=} must be one of {', '.join(get_args(Implementation))}")
     hosts = find_hosts(axis_name, devices_per_host)
-    if implementation in ("ppermute", "ppermute_two_level", "xla"):
+    if implementation in ("ppermute_two_level", "xla"):
         if config is not None:
-            raise ValueError(f"config is set, but {implementation=} has no tiles")
+            raise ValueError(f"config is set, but {implementation=} takes none")
         if implementation == "ppermute_two_level" and hosts is None:
             raise ValueError(
                 f"{implementation=} needs to know the hosts: pass devices_per_host, or axis_name=(host axis, device "
@@ -65,6 +67,8 @@ def choose_implementation(
     if config is not None and type(config) is not CONFIG_TYPES[kernel]:
         expected = CONFIG_TYPES[kernel].__name__
         raise ValueError(f"config is a {type(config).__name__}, but {implementation=} takes a {expected}")
+    if implementation == "ppermute":
+        return _configured(implementation, "named", config, lhs, rhs, axis_name, table)
     if implementation == "mosaic_gpu_simple" and out_dtype is not None and out_dtype != lhs.dtype:
         raise NotImplementedError(
             f"{implementation=} gives lhs.dtype={lhs.dtype}, not out_dtype={jnp.dtype(out_dtype)}"
@@ -73,15 +77,17 @@ def choose_implementation(
         validate_shape(config, m_shard=math.prod(lhs.shape[:-1]), k=lhs.shape[-1], n_shard=rhs.shape[1])
     if (reason := _refusal(lhs, axis_name, hosts)) is None:
         if implementation == "auto" and config is None:
-            return _fastest(lhs, rhs, axis_name)
-        chosen = config if config is not None else _heuristic_config(kernel, lhs, rhs, axis_name)
-        return Choice(kernel, chosen, "named" if implementation != "auto" else "its config is named")
+            return _fastest(lhs, rhs, axis_name, table)
+        reason = "named" if implementation != "auto" else "its config is named"
+        return _configured(kernel, reason, config, lhs, rhs, axis_name, table)
     if implementation != "auto":
         raise NotImplementedError(f"{implementation=} can't run here: {reason}")
     portable, expected = _choose_ring(lhs, rhs, hosts, links)
     reason = f"mosaic_gpu can't run here: {reason}{expected}"
     logger.info("implementation='auto' takes %s, as %s", portable, reason)
-    return Choice(portable, None, reason)
+    if portable == "ppermute_two_level":
+        return Choice(portable, None, reason)
+    return _configured(portable, reason, None, lhs, rhs, axis_name, table)
 
 
 def find_hosts(axis_name: AxisName, devices_per_host: int | None) -> TwoLevelRing | None:
@@ -129,11 +135,11 @@ def _refusal(lhs: jax.Array, axis_name: AxisName, hosts: TwoLevelRing | None) ->
     return None
 
 
-def _fastest(lhs: jax.Array, rhs: jax.Array, axis_name: AxisName) -> Choice:
+def _fastest(lhs: jax.Array, rhs: jax.Array, axis_name: AxisName, table: Table | None) -> Choice:
     """What ``auto`` takes where all implementations can run."""
-    config = _heuristic_config("mosaic_gpu", lhs, rhs, axis_name)
+    heuristic = _choose_config("mosaic_gpu", lhs, rhs, axis_name, Table())
     times_us = modelled_calls_us(
-        config,  # type: ignore[arg-type]
+        heuristic.config,  # type: ignore[arg-type]
         m_shard=math.prod(lhs.shape[:-1]),
         k=lhs.shape[-1],
         n_shard=rhs.shape[1],
@@ -144,7 +150,9 @@ def _fastest(lhs: jax.Array, rhs: jax.Array, axis_name: AxisName) -> Choice:
     expected = ", ".join(f"{name} {time_us:.0f} us" for name, time_us in sorted(times_us.items()))
     reason = f"expected to be the fastest: {expected}"
     logger.info("implementation='auto' takes %s, %s", fastest, reason)
-    return Choice(fastest, config if fastest == "mosaic_gpu" else None, reason)
+    if fastest == "xla":
+        return Choice(fastest, None, reason)
+    return _configured(fastest, reason, None, lhs, rhs, axis_name, table)
 
 
 def _choose_ring(
@@ -170,12 +178,36 @@ def _choose_ring(
     )
 
 
-def _heuristic_config(
-    kernel: Implementation, lhs: jax.Array, rhs: jax.Array, axis_name: AxisName
-) -> KernelConfig | SimpleKernelConfig:
-    """The tiles that the shape gets; ``ValueError`` where ``mosaic_gpu_simple`` has none that divide it."""
+def _configured(
+    implementation: Implementation,
+    reason: str,
+    config: Config | None,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    axis_name: AxisName,
+    table: Table | None,
+) -> Choice:
+    """``implementation`` with ``config``, or with the one that the shape gets."""
+    if config is not None:
+        return Choice(implementation, config, reason)
+    chosen = _choose_config(implementation, lhs, rhs, axis_name, table)
+    return Choice(implementation, chosen.config, f"{reason}; its config {chosen.source}")
+
+
+def _choose_config(
+    implementation: Implementation, lhs: jax.Array, rhs: jax.Array, axis_name: AxisName, table: Table | None
+) -> Chosen:
+    """The config that the shape gets; ``ValueError`` where ``mosaic_gpu_simple`` has no tiles that divide it."""
     m_shard, k, n_shard = math.prod(lhs.shape[:-1]), lhs.shape[-1], rhs.shape[1]
-    if kernel == "mosaic_gpu_simple":
-        return simple_heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard)
-    num_ranks, num_sms = lax.axis_size(axis_name), hardware.num_sms()
-    return heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=num_ranks, num_sms=num_sms)
+    if implementation == "mosaic_gpu_simple":
+        return Chosen(simple_heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard), "by the heuristic")
+    shape = Shape(
+        device_kind=jax.local_devices()[0].device_kind,
+        num_ranks=lax.axis_size(axis_name),
+        m_shard=m_shard,
+        k=k,
+        n_shard=n_shard,
+        dtype=lhs.dtype.name,
+    )
+    num_sms = hardware.num_sms() if implementation == "mosaic_gpu" else None
+    return choose_config(implementation, shape, num_sms=num_sms, table=table)

@@ -1,9 +1,11 @@
-"""Kernel configurations: the tile sizes of the Mosaic GPU rings and the laws they must obey."""
+"""Configurations of the rings: the tile sizes of the Mosaic GPU kernels, and the laws they must obey."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 # Largest dynamic shared memory a block may ask for on sm_90 (CUDA C++ Programming Guide, "Compute Capability 9.x").
 SMEM_LIMIT_BYTES = 232_448
@@ -171,11 +173,53 @@ class KernelConfig(TileConfig):
         return min(max(share, MIN_BLOCK_SLOTS), MAX_BLOCK_SLOTS)
 
 
-# The config that each kernel takes, by the name of its implementation.
-CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig]] = {
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PpermuteConfig:
+    """Configuration of ``ppermute``, the portable ring. Invalid values raise ``ValueError``."""
+
+    num_chunks: int = 1
+    """Pieces of rows in which a shard is sent and multiplied; at most as many as it has rows."""
+
+    def __post_init__(self) -> None:
+        if self.num_chunks < 1:
+            raise ValueError(f"num_chunks={self.num_chunks} must be at least 1")
+
+
+Config = KernelConfig | SimpleKernelConfig | PpermuteConfig
+# The config that each implementation takes, by its name; the others have none.
+CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig] | type[PpermuteConfig]] = {
     "mosaic_gpu": KernelConfig,
     "mosaic_gpu_simple": SimpleKernelConfig,
+    "ppermute": PpermuteConfig,
 }
+
+
+def to_plain(config: Config) -> dict[str, bool | int | str]:
+    """The options by name, enums by theirs: what JSON can hold, and ``from_plain`` takes."""
+    values = dataclasses.asdict(config)
+    return {name: value.name if isinstance(value, MatmulDimension) else value for name, value in values.items()}
+
+
+def from_plain(implementation: str, options: Mapping[str, Any]) -> Config:
+    """The config that ``to_plain`` made the options of.
+
+    Raises:
+      ValueError: the implementation takes no config, an option is unknown, or a value breaks a law.
+    """
+    if (config_type := CONFIG_TYPES.get(implementation)) is None:
+        raise ValueError(f"{implementation=} takes no config")
+    defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
+    if unknown := set(options) - set(defaults):
+        raise ValueError(f"{min(unknown)} is no option of {implementation}")
+    values = dict(options)
+    for name, value in options.items():
+        if isinstance(defaults[name], MatmulDimension):
+            if value not in MatmulDimension.__members__:
+                raise ValueError(f"{name}={value!r} must be M or N")
+            values[name] = MatmulDimension[value]
+        elif type(value) is not type(defaults[name]):
+            raise ValueError(f"{name}={value!r} must be of type {type(defaults[name]).__name__}")
+    return config_type(**values)
 
 
 def pipeline_bytes(config: TileConfig) -> int:

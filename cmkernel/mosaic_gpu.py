@@ -26,7 +26,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmkernel import hardware, ring
+from cmkernel import hardware, ring, stamps
 from cmkernel.config import NUM_COMPUTE_WARPGROUPS, KernelConfig
 from cmkernel.mosaic_gpu_cta import Cta, Delay, Index, result_swizzle_bytes, smem_types
 from cmkernel.protocol import make_protocol
@@ -84,7 +84,32 @@ def ring_all_gather_matmul_with_received(
     """
     return _launch(
         lhs, rhs, None, 0, axis_name=axis_name, config=config, out_dtype=out_dtype, num_sms=num_sms, delay=delay
+    )[:2]
+
+
+def stamped_ring_all_gather_matmul(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    axis_name: str,
+    config: KernelConfig,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    num_sms: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The same and its stamps: int32 ``[num_sms, rows, columns]``, for ``cmkernel.measured_timeline``.
+
+    A CTA stores the time a few times per tile and piece, so this form is slower by a microsecond or so.
+
+    Raises:
+      ValueError: as there, and for a single rank.
+    """
+    if lax.axis_size(axis_name) == 1:
+        raise ValueError(f"axis {axis_name!r} has one rank, which has no ring to be timed")
+    out, _, stamps = _launch(
+        lhs, rhs, None, 0, axis_name=axis_name, config=config, out_dtype=out_dtype, num_sms=num_sms, stamped=True
     )
+    assert stamps is not None
+    return out, stamps
 
 
 def gathered_matmul(
@@ -199,8 +224,9 @@ def _launch(
     out_dtype: jax.typing.DTypeLike | None,
     num_sms: int | None,
     delay: Delay | None = None,
+    stamped: bool = False,
     interpret: Any = None,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     out_dtype = jnp.dtype(lhs.dtype if out_dtype is None else out_dtype)
     validate_operands(lhs, rhs, out_dtype)
     (num_rows, depth), num_columns = lhs.shape, rhs.shape[1]
@@ -230,9 +256,11 @@ def _launch(
         out_type.append(jax.ShapeDtypeStruct((ring.num_scratch_slots(num_ranks), m_shard, k), lhs.dtype))
     elif received is not None:
         operands.append(received)
+    if stamped:
+        out_type.append(jax.ShapeDtypeStruct(stamps.shape(protocol), jnp.int32))
 
     def body(lhs_gmem, rhs_gmem, *refs, **smem) -> Cta:
-        out_gmem, scratch_gmem = (refs[0], refs[-1]) if communicates else (refs[-1], refs[0])
+        out_gmem, scratch_gmem = refs[:2] if communicates else (refs[-1], refs[0])
         return Cta(
             config=config,
             protocol=protocol,
@@ -245,6 +273,7 @@ def _launch(
             scratch_gmem=scratch_gmem,
             counters=pl.get_global(plgpu.SemaphoreType.REGULAR((protocol.num_counters,))) if communicates else None,
             delay=delay,
+            stamps_gmem=refs[2] if stamped else None,
             **smem,
         )
 
@@ -253,4 +282,4 @@ def _launch(
     if communicates:
         results = [lax.optimization_barrier(result) for result in results]
     out = results[0][:, :num_rows, :num_columns].reshape(num_ranks * num_rows, num_columns)
-    return out, results[1][:, :num_rows, :depth] if communicates else None
+    return out, results[1][:, :num_rows, :depth] if communicates else None, results[2] if stamped else None

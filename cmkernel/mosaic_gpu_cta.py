@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils as mosaic_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmkernel import ring
+from cmkernel import ring, stamps
 from cmkernel.config import (
     COMM_BLOCK_COLUMNS,
     COMM_BLOCK_ROWS,
@@ -135,6 +135,19 @@ def _fence_async_proxy() -> None:
     plgpu.inline_mgpu()(emit)()
 
 
+def _store_clock(stamp: Ref) -> None:
+    """Store the lower half of the GPU's clock, in nanoseconds; every warp that comes here does."""
+
+    def emit(_context: Any, stamp: Any) -> None:
+        mosaic_utils.inline_ptx(
+            "{ .reg .b32 now; mov.u32 now, %globaltimer_lo; st.global.b32 [$0], now; }",
+            mosaic_utils.memref_ptr(stamp),
+            has_side_effects=True,
+        )
+
+    plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))(emit)(stamp)
+
+
 def _sleep_microsecond() -> None:
     def emit(_context: Any) -> None:
         mosaic_utils.inline_ptx("nanosleep.u32 1000;", has_side_effects=True)
@@ -177,6 +190,7 @@ class Cta:
     arrival_seen: Ref = None
     arrival_taken: Ref = None
     delay: Delay | None = None
+    stamps_gmem: Ref = None
 
     @property
     def is_compute(self) -> Any:
@@ -233,10 +247,18 @@ class Cta:
         if self.delay is not None:
             pl.loop(0, self.delay(self.rank, self.index, warp, step))(lambda _: _sleep_microsecond())
 
-    def signal(self, step: Index, m_idx: Index, chunk: Index, num_pending: int) -> None:
+    def stamp(self, row: Index, column: Index) -> None:
+        """Note the time where ``cmkernel.stamps`` wants to know it."""
+        if self.stamps_gmem is not None:
+            _store_clock(self.stamps_gmem.at[self.index, row, column])
+
+    def signal(
+        self, step: Index, m_idx: Index, chunk: Index, num_pending: int, stamp: Callable[[], None] = lambda: None
+    ) -> None:
         """Tell the next rank that it has a piece; of this warp's copies, the last ``num_pending`` are of later ones."""
         # Signal only after the copies have been written there: the peer reads as soon as it sees the count.
         plgpu.wait_smem_to_gmem(num_pending, wait_read_only=False)
+        stamp()
         self.signal_next(self.protocol.counter(ring.write_slot(step), m_idx, chunk))
 
     def await_piece(self, step: Index, m_idx: Index, chunk: Index) -> None:
@@ -270,7 +292,9 @@ class Cta:
                     @pl.loop(0, self.protocol.num_chunks)
                     def _chunk(chunk):
                         if self.communicates:
+                            self.stamp(i, stamps.asked(chunk))
                             self.await_next_piece(i, step, m_idx, chunk)
+                            self.stamp(i, stamps.seen(chunk))
                         # Invariant: the piece is complete, and is not written again in this call.
                         load_k_steps(shard_gmem, chunk * self.protocol.chunk_k_steps, self.protocol.chunk_end(chunk))
 
@@ -339,7 +363,7 @@ class Cta:
             first_load = i * num_k_steps
             lax.cond(
                 sends,
-                lambda: self.send_tile(step, m_idx, first_load),
+                lambda: self.send_tile(i, step, m_idx, first_load),
                 lambda: self.pass_k_steps(first_load, first_load + num_k_steps),
             )
 
@@ -354,8 +378,8 @@ class Cta:
             plgpu.barrier_wait(self.loaded.at[self.slot(load)])
             plgpu.barrier_arrive(self.released.at[self.slot(load)])
 
-    def send_tile(self, step: Index, m_idx: Index, first_load: Index) -> None:
-        """Send the lhs tiles of one output tile on while they are multiplied, those of its last chunks at least."""
+    def send_tile(self, i: Index, step: Index, m_idx: Index, first_load: Index) -> None:
+        """Send the lhs tiles of output tile ``i`` on while they are multiplied, those of its last chunks at least."""
         protocol, config = self.protocol, self.config
         self.dawdle(SEND_WARP, step)
         shard_gmem = self.next_scratch().at[ring.write_slot(step)]
@@ -365,6 +389,9 @@ class Cta:
         first_chunk = protocol.first_in_tile_chunk
         first_sent_k_idx = first_chunk * protocol.chunk_k_steps
         self.pass_k_steps(first_load, first_load + first_sent_k_idx)
+
+        def signal(chunk: Index, num_pending: int) -> None:
+            self.signal(step, m_idx, chunk, num_pending, lambda: self.stamp(i, stamps.sent(chunk)))
 
         @pl.loop(first_chunk, protocol.num_chunks)
         def _chunk(chunk):
@@ -381,13 +408,13 @@ class Cta:
                 plgpu.wait_smem_to_gmem(1, wait_read_only=True)
                 pl.when(k_idx > first_sent_k_idx)(lambda: plgpu.barrier_arrive(self.released.at[self.slot(load - 1)]))
                 pl.when((chunk > first_chunk) & (k_idx - first_k_idx == delay))(
-                    lambda: self.signal(step, m_idx, chunk - 1, num_pending=delay + 1)
+                    lambda: signal(chunk - 1, num_pending=delay + 1)
                 )
 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         plgpu.barrier_arrive(self.released.at[self.slot(first_load + (protocol.num_k_steps - 1))])
         # Not later: the next tile may wait for the other ranks, and they for this signal.
-        self.signal(step, m_idx, last_chunk, num_pending=0)
+        signal(last_chunk, num_pending=0)
 
     # The sending warps of a communication CTA: each loads blocks of its pieces into slots of its own and sends them on.
 
@@ -415,6 +442,7 @@ class Cta:
         @pl.loop(0, self.protocol.num_local_jobs(sender))
         def _job(i):
             step, m_idx, chunk = self.protocol.job(sender, i)
+            row = stamps.job_row(i, warp)
             self.dawdle(SEND_WARP, step)
             if self.protocol.num_ranks > 2:
 
@@ -423,9 +451,10 @@ class Cta:
                     self.await_piece(step, m_idx, chunk)
                     _fence_async_proxy()
 
+            self.stamp(row, stamps.BEGUN)
             self.send_piece(warp, step, m_idx, chunk)
             # Invariant: all copies have landed, so all slots are free for the next piece.
-            self.signal(step, m_idx, chunk, num_pending=0)
+            self.signal(step, m_idx, chunk, num_pending=0, stamp=lambda: self.stamp(row, stamps.ENDED))
 
     def send_piece(self, warp: Index, step: Index, m_idx: Index, chunk: Index) -> None:
         """Load one piece block by block and send it on."""
@@ -467,6 +496,7 @@ class Cta:
         wg_m, wg_n = (wg_idx * config.tile_m, 0) if on_m else (0, wg_idx * tile_n)
         step, m_idx, n_idx = self.protocol.tile(self.index, i)
         first_load = i * num_k_steps
+        self.stamp(i, stamps.BEGUN)
 
         @functools.partial(pl.run_scoped, acc_ref=plgpu.ACC((config.tile_m, tile_n), jnp.float32))
         def _accumulate(acc_ref):
@@ -487,6 +517,8 @@ class Cta:
             shard = ring.source_shard(self.rank, step, self.protocol.num_ranks)
             first_column = (n_idx * part.num_parts + part.index) * (config.cta_tile_n // part.num_parts)
             self.store(acc_ref, self.out_gmem.at[shard], m_idx * config.cta_tile_m + wg_m, first_column + wg_n)
+
+        self.stamp(i, stamps.ENDED)
 
     def store(self, acc_ref: Ref, out_gmem: Ref, row: Index, column: Index) -> None:
         """Round the warpgroup's accumulator and store it at ``(row, column)``, in pieces staged in shared memory."""

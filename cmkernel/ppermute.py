@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cmkernel import ring
+from cmkernel.config import PpermuteConfig
 from cmkernel.dot import dot
 
 if TYPE_CHECKING:
@@ -15,32 +16,49 @@ if TYPE_CHECKING:
 
     AxisName = str | tuple[str, ...]
 
+_WHOLE_SHARDS = PpermuteConfig()
+
 
 def ring_all_gather_matmul(
-    lhs: jax.Array, rhs: jax.Array, *, axis_name: AxisName, out_dtype: jax.typing.DTypeLike | None = None
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    axis_name: AxisName,
+    config: PpermuteConfig = _WHOLE_SHARDS,
+    out_dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """``AllGather(lhs) @ rhs`` by the ring of ``cmkernel.ring``; for use inside ``jax.shard_map``.
 
     Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]`` in ``out_dtype``,
     by default that of the operands.
     """
-    return ring_all_gather_matmul_with_received(lhs, rhs, axis_name=axis_name, out_dtype=out_dtype)[0]
+    return ring_all_gather_matmul_with_received(lhs, rhs, axis_name=axis_name, config=config, out_dtype=out_dtype)[0]
 
 
 def ring_all_gather_matmul_with_received(
-    lhs: jax.Array, rhs: jax.Array, *, axis_name: AxisName, out_dtype: jax.typing.DTypeLike | None = None
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    axis_name: AxisName,
+    config: PpermuteConfig = _WHOLE_SHARDS,
+    out_dtype: jax.typing.DTypeLike | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The same and the other ranks' shards ``[axis_size - 1, m_shard, k]``, in the order in which they came by."""
     num_ranks = lax.axis_size(axis_name)
     rank = lax.axis_index(axis_name)
     out = _empty_result(lhs, rhs, num_ranks, out_dtype)
-    shards = [lhs]
+    m_shard = lhs.shape[0]
+    rows = ring.pieces(m_shard, config.num_chunks)
+    shards = [[lhs[start:stop] for start, stop in rows]]
     for step in range(num_ranks):
         # The exchange comes first and the multiply doesn't depend on it: the scheduler may run both at once.
         if ring.sends_in(step, num_ranks):
-            shards.append(lax.ppermute(shards[step], axis_name, ring.permutation(num_ranks)))
-        out = _multiply_into(out, shards[step], rhs, ring.source_shard(rank, step, num_ranks))
-    return out, jnp.stack(shards[1:]) if num_ranks > 1 else None
+            permutation = ring.permutation(num_ranks)
+            shards.append([lax.ppermute(piece, axis_name, permutation) for piece in shards[step]])
+        first_row = ring.source_shard(rank, step, num_ranks) * m_shard
+        for piece, (start, _) in zip(shards[step], rows, strict=True):
+            out = _multiply_into(out, piece, rhs, first_row + start)
+    return out, jnp.stack([jnp.concatenate(pieces) for pieces in shards[1:]]) if num_ranks > 1 else None
 
 
 def two_level_all_gather_matmul(
@@ -80,7 +98,7 @@ def two_level_all_gather_matmul_with_received(
                 slots[hosts.outer_write_slot(outer)] = lax.ppermute(shard, axis_name, hosts.outer_permutation())
             if hosts.sends_within(inner):
                 slots[hosts.inner_write_slot(outer, inner)] = lax.ppermute(shard, axis_name, hosts.inner_permutation())
-            out = _multiply_into(out, shard, rhs, hosts.source_shard(rank, outer, inner))
+            out = _multiply_into(out, shard, rhs, hosts.source_shard(rank, outer, inner) * lhs.shape[0])
     return out, jnp.stack([slots[slot] for slot in sorted(slots)]) if slots else None
 
 
@@ -88,7 +106,6 @@ def _empty_result(lhs: jax.Array, rhs: jax.Array, num_ranks: int, out_dtype: jax
     return lax.empty((num_ranks * lhs.shape[0], rhs.shape[1]), lhs.dtype if out_dtype is None else out_dtype)
 
 
-def _multiply_into(out: jax.Array, shard: jax.Array, rhs: jax.Array, source: jax.Array) -> jax.Array:
-    """``out`` with the rows that shard number ``source`` gives."""
-    row = source * shard.shape[0]
-    return lax.dynamic_update_slice(out, dot(shard, rhs, out_dtype=out.dtype), (row, jnp.zeros_like(row)))
+def _multiply_into(out: jax.Array, lhs: jax.Array, rhs: jax.Array, row: jax.Array) -> jax.Array:
+    """``out`` with the rows of ``lhs @ rhs`` from ``row`` on."""
+    return lax.dynamic_update_slice(out, dot(lhs, rhs, out_dtype=out.dtype), (row, jnp.zeros_like(row)))

@@ -11,6 +11,7 @@ device, once in a revolution of the ring within the host.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 Int = Any  # int, or a traced int32 scalar
@@ -49,6 +50,13 @@ def write_slot(step: Int) -> Int:
 def sends_in(step: Int, num_ranks: int) -> bool:
     """Whether a rank forwards its shard in ``step``: always but in the last step, when every rank has seen it."""
     return step < num_ranks - 1
+
+
+def pieces(num_rows: int, num_chunks: int) -> tuple[tuple[int, int], ...]:
+    """(first row, one past the last) of each of ``num_chunks`` pieces of a shard, as even as possible, none empty."""
+    num_chunks = min(num_chunks, num_rows)
+    bounds = [num_rows * chunk // num_chunks for chunk in range(num_chunks + 1)]
+    return tuple(itertools.pairwise(bounds))
 
 
 @dataclasses.dataclass(frozen=True)

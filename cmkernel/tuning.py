@@ -31,6 +31,11 @@ _STEP_TIMES = {
     (64, 64, MatmulDimension.M): 0.45,
     (64, 64, MatmulDimension.N): 0.45,
 }
+# Those that the heuristic leaves alone, as nothing showed them to be faster: for ``cmkernel.candidates``.
+_OTHER_STEP_TIMES = {
+    (128, 128, MatmulDimension.N): 1.0,
+    (128, 128, MatmulDimension.M): 1.0,
+}
 # Tiles that can be computed in halves, and the time of a half relative to the whole.
 _HALF_TIMES = {256: 0.54, 128: 0.61}
 # All times as measured on H200s on 2026-11-30; docs/kernel.md has the rows.
@@ -62,27 +67,43 @@ def heuristic_config(*, m_shard: int, k: int, n_shard: int, num_ranks: int, num_
     """
     sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
 
-    def candidates() -> Iterator[KernelConfig]:
-        for tile_m, tile_n, wg_dimension in _STEP_TIMES:
-            tiles = _deepest(KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, num_chunks=_CHUNKS))
-            for num_comm_ctas in (*(_COMM_CTAS if num_ranks > 1 else ()), 0):
-                if num_comm_ctas >= num_sms:
-                    continue
-                config = dataclasses.replace(tiles, num_comm_ctas=num_comm_ctas)
-                if _num_waves(config, **sizes) > 1:
-                    # Smaller tiles do better than halves where there are halves only.
-                    config = dataclasses.replace(config, split_last_wave=tile_n in _HALF_TIMES)
-                elif num_comm_ctas:
-                    config = dataclasses.replace(config, num_chunks=_ONE_WAVE_CHUNKS, wait_ahead=True)
-                yield config
-                if num_comm_ctas:
-                    yield dataclasses.replace(config, num_in_tile_chunks=1)
+    candidates = [config for tiles in _STEP_TIMES for config in _ways_to_send(tiles, **sizes)]
+    return min(candidates, key=lambda config: modelled_us(config, **sizes))
 
-    return min(candidates(), key=lambda config: modelled_us(config, **sizes))
+
+def best_of_each_tile(*, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> list[KernelConfig]:
+    """For each CTA tile, the heuristic's and others, the config with the lowest ``modelled_us``; the lowest first."""
+    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
+
+    def time_us(config: KernelConfig) -> float:
+        return modelled_us(config, **sizes)
+
+    all_tiles = (*_STEP_TIMES, *_OTHER_STEP_TIMES)
+    return sorted((min(_ways_to_send(tiles, **sizes), key=time_us) for tiles in all_tiles), key=time_us)
+
+
+def _ways_to_send(
+    tiles: tuple[int, int, MatmulDimension], *, num_ranks: int, num_sms: int, **shape: int
+) -> Iterator[KernelConfig]:
+    """The configs of a CTA tile that the heuristic knows of."""
+    tile_m, tile_n, wg_dimension = tiles
+    deepest = _deepest(KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, num_chunks=_CHUNKS))
+    for num_comm_ctas in (*(_COMM_CTAS if num_ranks > 1 else ()), 0):
+        if num_comm_ctas >= num_sms:
+            continue
+        config = dataclasses.replace(deepest, num_comm_ctas=num_comm_ctas)
+        if _num_waves(config, num_ranks=num_ranks, num_sms=num_sms, **shape) > 1:
+            # Smaller tiles do better than halves where there are halves only.
+            config = dataclasses.replace(config, split_last_wave=tile_n in _HALF_TIMES)
+        elif num_comm_ctas:
+            config = dataclasses.replace(config, num_chunks=_ONE_WAVE_CHUNKS, wait_ahead=True)
+        yield config
+        if num_comm_ctas:
+            yield dataclasses.replace(config, num_in_tile_chunks=1)
 
 
 def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> float:
-    """Time of ``mosaic_gpu`` on an H200, in microseconds, for the tiles of ``heuristic_config``.
+    """Time of ``mosaic_gpu`` on an H200, in microseconds, for the tiles of ``best_of_each_tile``.
 
     The multiply takes its waves of tiles, or what it takes to read the rhs in each device step; the communication CTAs
     send the shards one after the other, and what arrives last has to be multiplied yet. The longer of the two counts.
@@ -108,7 +129,7 @@ def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How fast ``modelled_us`` expects the parts of ``mosaic_gpu`` to be, for ``cmkernel.timeline``."""
+    """How fast ``modelled_us`` expects the parts of ``mosaic_gpu`` to be, for ``cmkernel.modelled_timeline``."""
 
     step_us: float
     """A k step of a tile, reading the rhs included."""
@@ -126,9 +147,9 @@ def rates(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks
     """Of a call on H200s.
 
     Raises:
-      ValueError: the config's tiles are none of those that ``heuristic_config`` chooses from.
+      ValueError: the config's tiles are none of those of ``best_of_each_tile``.
     """
-    if (tiles := (config.tile_m, config.tile_n, config.wg_dimension)) not in _STEP_TIMES:
+    if (tiles := (config.tile_m, config.tile_n, config.wg_dimension)) not in _STEP_TIMES | _OTHER_STEP_TIMES:
         raise ValueError(f"tile_m, tile_n, wg_dimension={tiles} have no modelled time")
     sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks}
     num_steps = _num_waves(config, **sizes, num_sms=num_sms) * _ceil_div(k, config.tile_k)
@@ -181,7 +202,8 @@ def _gemm_us(*, m: int, k: int, n_shard: int, num_sms: int) -> float:
 
 
 def _step_us(config: KernelConfig) -> float:
-    relative = _STEP_TIMES[config.tile_m, config.tile_n, config.wg_dimension]
+    tiles = config.tile_m, config.tile_n, config.wg_dimension
+    relative = (_STEP_TIMES | _OTHER_STEP_TIMES)[tiles]
     return _STEP_US * 128 * 256 * config.tile_k * relative
 
 

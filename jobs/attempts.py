@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cmkernel import cost
-from jobs.benchmark import Benchmark, steps
+from jobs.benchmark import Benchmark
 from jobs.domains import settle_implementation
 from jobs.errors import GangLost
 from jobs.gang.cluster import Cluster
@@ -23,7 +23,7 @@ from jobs.gang.warm_gang import WarmGang
 from jobs.records import Case
 from jobs.results import table
 from jobs.results.best import Best
-from jobs.results.journal import Journal, finished_cases
+from jobs.results.journal import Journal
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
 from jobs.results.run_dir import RunDir
@@ -44,6 +44,7 @@ class Attempts:
       journal: of the run directory, open.
       run_dir: where stacks and the environment go.
       outcome: gets the rows and the restarts; its W&B run has been started.
+      kind: what is done with each case.
       about: what environment.json says, which this completes: ``attempt`` and ``members`` of the last gang,
         ``earlier_attempts``.
     """
@@ -55,6 +56,7 @@ class Attempts:
         settings: Settings,
         cases: Sequence[Case],
         *,
+        kind: type[Benchmark],
         journal: Journal,
         run_dir: RunDir,
         outcome: Outcome,
@@ -64,6 +66,7 @@ class Attempts:
         self._warm = warm
         self._settings = settings
         self._cases = cases
+        self._kind = kind
         self._journal = journal
         self._run_dir = run_dir
         self._outcome = outcome
@@ -96,16 +99,12 @@ class Attempts:
             await_gone(self._cluster, self._lost.places)
 
     def _unfinished(self) -> list[Case]:
-        wanted, baselines = self._settings.kernel.implementation.value, self._settings.timing.baselines
-        finished = finished_cases(self._outcome.rows, requested=wanted, baselines=baselines)
-        return [case for case in self._cases if case not in finished]
+        return self._kind.unfinished(self._settings, self._cases, self._outcome.rows)
 
     def _measure(self, cases: Sequence[Case]) -> None:
         """One gang, from its start to its end."""
         outcome, settings, attempt = self._outcome, self._settings, self._about["attempt"]
         assert outcome.wandb is not None
-        # Of a case that was cut short, some rows may be there already.
-        written = {(row.case, row.implementation) for row in outcome.rows}
         with contextlib.ExitStack() as stack:
             stacks_path = self._run_dir.path / f"stacks-{attempt}.txt"
             gang = stack.enter_context(self._warm.gang(cases[0].num_ranks, stacks_path))
@@ -117,7 +116,8 @@ class Attempts:
                 print(f"# Gang     : {self._warm.reused}", flush=True)
             for line in [*self._header(gang), *([f"# {settled}"] if settled else [])]:
                 print(line, flush=True)
-            plan = steps(cases, settings, gang.members[0].device_kind)
+            device_kind = gang.members[0].device_kind
+            plan = [step for case in cases for step in self._kind.steps(case, settings, device_kind)]
             progress = stack.enter_context(Progress(plan, sys.stdout))
 
             def report(step: Step, text: str, best: Best | None) -> None:
@@ -129,11 +129,9 @@ class Attempts:
                 logger.info("%s", text)
                 progress.print(f"# {text}")
 
-            benchmark = Benchmark(gang, settings, attempt, report=report, announce=announce)
+            benchmark = self._kind(gang, settings, attempt, report=report, announce=announce)
             for case in cases:
-                for row in benchmark.run(case):
-                    if (row.case, row.implementation) in written:
-                        continue
+                for row in benchmark.run(case, outcome.rows):
                     self._journal.append(row)
                     outcome.rows.append(row)
                     outcome.wandb.log_row(row, gang.members)

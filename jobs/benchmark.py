@@ -7,36 +7,37 @@ import datetime
 import functools
 import secrets
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from cmkernel import Table
+from cmkernel.measured_timeline import measured_timeline
+from cmkernel.timeline import StepTimes
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.gang import Gang
 from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
-from jobs.measure.programs import BASELINE, Opened, Request
-from jobs.records import HEADLINE, Case, Check, Row, Spread, Telemetry
-from jobs.results.best import Best, best
+from jobs.measure.programs import BASELINE, CANDIDATE, Opened, Request
+from jobs.measure.ring_stamps import RING, RingStamps
+from jobs.records import Case, Check, Row, Spread, Telemetry
+from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
+from jobs.results.journal import finished_cases
 from jobs.results.steps import Step, burst_name, steps_of
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
+from jobs.tables import read_table
 
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
 
 
-def requests_of(settings: Settings) -> list[Request]:
+def requests_of(settings: Settings, table: Table | None = None) -> list[Request]:
     """The implementation that the config asks for, then the baselines beside it."""
     wanted = settings.kernel.implementation.value
-    baselines = [Request(BASELINE, name) for name in settings.timing.baselines if name != wanted]
-    return [Request(wanted, wanted, kernel_config(settings.kernel)), *baselines]
-
-
-def steps(cases: Sequence[Case], settings: Settings, device_kind: str) -> list[Step]:
-    """What ``Benchmark`` reports of ``cases``, if nothing is skipped."""
-    names = [request.implementation for request in requests_of(settings)]
-    return [step for case in cases for step in steps_of(case, names, settings, device_kind)]
+    baselines = [Request(BASELINE, name, table=table) for name in settings.timing.baselines if name != wanted]
+    return [Request(wanted, wanted, kernel_config(settings.kernel), table), *baselines]
 
 
 class Benchmark:
@@ -56,11 +57,39 @@ class Benchmark:
         self._attempt = attempt
         self._report = report
         self._announce = announce
+        self._table = read_table("kernel.table", settings.kernel.table)
         self._device_kind = gang.members[0].device_kind
         self._layout = layout(gang.members, settings.cluster)
 
-    def run(self, case: Case) -> list[Row]:
+    @staticmethod
+    def settle(settings: Settings, run_dir: Path) -> Settings:
+        """The settings that this kind of job runs by."""
+        del run_dir
+        return settings
+
+    @staticmethod
+    def unfinished(settings: Settings, cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:
+        """Those of the ``cases`` of which ``rows``, the job's so far, lack some.
+
+        Raises:
+          UsageError: the rows are those of another kind of job.
+        """
+        if any(row.requested.startswith(CANDIDATE) for row in rows):
+            raise UsageError(f"resume={settings.resume} is a run directory of jobs.tune, not of jobs.bench")
+        wanted, baselines = settings.kernel.implementation.value, settings.timing.baselines
+        finished = finished_cases(rows, requested=wanted, baselines=baselines)
+        return [case for case in cases if case not in finished]
+
+    @staticmethod
+    def steps(case: Case, settings: Settings, device_kind: str) -> list[Step]:
+        """What ``report`` gets of a case, if nothing is skipped."""
+        names = [request.implementation for request in requests_of(settings)]
+        return steps_of(case, names, settings, device_kind)
+
+    def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterable[Row]:
         """Rows of one case: a time only where the check passed on every rank, a baseline's reason where it can't run.
+
+        ``rows`` are the job's so far; of a case that was cut short, some may be there already.
 
         Raises:
           UsageError: what the config asks for can't run on this case.
@@ -69,7 +98,7 @@ class Benchmark:
         """
         timing = self._settings.timing
         self._begin(Step(case, "inputs"))
-        requests = requests_of(self._settings)
+        requests = requests_of(self._settings, self._table)
         opened = self._open(case, requests)
         # `auto` may take what is a baseline too: one row stands for both.
         plan: dict[str, tuple[Opened, Request]] = {}
@@ -81,19 +110,24 @@ class Benchmark:
                 self._announce(f"{case}: auto takes {o.implementation}: {o.reason}")
             if r.config and o.config is None:
                 self._announce(
-                    f"{case}: {o.implementation} has no tiles, so kernel.{', kernel.'.join(r.config)} don't apply"
+                    f"{case}: {o.implementation} takes no config, so kernel.{', kernel.'.join(r.config)} don't apply"
                 )
-        checks = {name: self._check(case, name, r) for name, (o, r) in plan.items() if o.runs}
+        checks = {}
+        for name, (o, r) in plan.items():
+            if o.runs:
+                self._begin(Step(case, "check", r.implementation), name)
+                checks[name] = self._check(case, name, not r.is_baseline)
         passed = {name: plan[name][1].implementation for name, check in checks.items() if check.passed}
         for name, asked in passed.items():
             self._begin(Step(case, "warm-up", asked), name)
             self._call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
         samples, telemetry = self._time(case, passed)
         profiles = self._profile(case, list(passed), samples)
+        timeline = self._timeline(case, list(passed))
         self._call("close_case", doing=f"closing {case}")
-        rows = []
+        made = []
         for name, (o, r) in plan.items():
-            rows.append(
+            made.append(
                 Row(
                     case=case,
                     implementation=name,
@@ -104,12 +138,14 @@ class Benchmark:
                     samples_us=samples.get(name, {}),
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
+                    timeline=timeline if name == RING else (),
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                     attempt=self._attempt,
-                    **_spreads(samples.get(name, {})),
+                    **spreads(samples.get(name, {})),
                 )
             )
-        return self._with_derived(rows)
+        written = {(row.case, row.implementation) for row in rows}
+        return [row for row in self._with_derived(made) if (row.case, row.implementation) not in written]
 
     def _open(self, case: Case, requests: list[Request]) -> list[Opened]:
         """What each request turned into, on all ranks; a baseline that one rank can't run runs on none."""
@@ -151,14 +187,14 @@ class Benchmark:
     def _begin(self, step: Step, name: str | None = None, samples: Mapping[str, Samples] | None = None) -> None:
         """Report a step, of the implementation that really runs, and the fastest one of the ``samples`` so far."""
         text = f"{step.case}: {step.doing}" if name is None else f"{step.case}: {name}: {step.doing}"
-        self._report(step, text, best(_headlines(samples or {})))
+        self._report(step, text, best_of_samples(samples or {}))
 
-    def _check(self, case: Case, name: str, request: Request) -> Check:
-        self._begin(Step(case, "check", request.implementation), name)
+    def _check(self, case: Case, name: str, is_target: bool, calls: int | None = None) -> Check:
         settings, timing = self._settings.check, self._settings.timing
-        fault = Fault.none if request.is_baseline else settings.fault
+        calls = settings.calls if calls is None else calls
+        fault = settings.fault if is_target else Fault.none
         ranks = self._call(
-            "check", name, settings.calls, _seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
+            "check", name, calls, _seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
         )
         return Check.of_ranks(ranks)
 
@@ -199,6 +235,13 @@ class Benchmark:
             samples[name]["device_us"] = [[p.device_us] for p in profiles]
         return found
 
+    def _timeline(self, case: Case, names: list[str]) -> tuple[tuple[StepTimes, ...], ...]:
+        """The device steps of each rank in one call of ``mosaic_gpu``; nothing where it didn't run, or one rank did."""
+        if RING not in names or case.num_ranks == 1 or not self._settings.timing.timeline:
+            return ()
+        by_rank: list[RingStamps] = self._call("stamp", doing=f"stamping {RING} on {case}")
+        return measured_timeline(by_rank[0].protocol, [rank.stamps for rank in by_rank])
+
     def _with_derived(self, rows: list[Row]) -> list[Row]:
         headlines = {row.implementation: row.headline_us for row in rows}
         return [
@@ -229,7 +272,7 @@ class Benchmark:
                 reason = f"{odd[0][0]} would run {odd[0][1]}, but rank 0 {first}; ranks must be alike"
             if reason is None:
                 agreed.append(first)
-            elif request.is_baseline:
+            elif request.is_optional:
                 agreed.append(Opened(first.implementation, reason, None, runs=False))
             else:
                 raise InfrastructureError(f"{case}: {reason}")
@@ -244,19 +287,13 @@ def _seed() -> int:
     return secrets.randbits(30)
 
 
-def _spreads(samples: Samples) -> dict[str, Any]:
+def spreads(samples: Samples) -> dict[str, Any]:
     """Of each time over ranks, from each rank's median over all its samples."""
     medians = {
         name: [statistics.median(value for burst in rank for value in burst) for rank in ranks]
         for name, ranks in samples.items()
     }
     return {name: Spread.over(values) for name, values in medians.items()}
-
-
-def _headlines(samples: Mapping[str, Samples]) -> dict[str, float | None]:
-    """Headline times so far, of the implementations that have samples on all ranks."""
-    timed = {name: times[HEADLINE] for name, times in samples.items() if all(times[HEADLINE])}
-    return {name: _spreads({HEADLINE: ranks})[HEADLINE].max for name, ranks in timed.items()}
 
 
 def _slowest(profiles: list[Profile]) -> Profile:

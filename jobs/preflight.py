@@ -10,6 +10,7 @@ from jobs.errors import UsageError
 from jobs.gang.cluster import Cluster
 from jobs.records import Case
 from jobs.settings import Fault, Implementation, Settings, kernel_config
+from jobs.tables import read_table
 
 # Ray's names of the accelerators with compute capability 9.0.
 HOPPER = ("H100", "H200", "H20", "H800", "GH200")
@@ -22,6 +23,7 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
 
     The ranks check again, by what they find in the device and in NCCL; this is the part that needs no device.
     """
+    read_table("kernel.table", settings.kernel.table)
     if settings.check.fault is Fault.swapped_shards and cases[0].num_ranks == 1:
         raise UsageError("check.fault=swapped_shards needs at least 2 ranks: one shard can't be swapped")
     for name in settings.timing.baselines:

@@ -12,9 +12,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-FORMAT_VERSION = 2
-# Version 1 has no ``attempt``: there was one.
-_READABLE_VERSIONS = (1, FORMAT_VERSION)
+from cmkernel.timeline import StepTimes
+
+FORMAT_VERSION = 3
+# Version 1 has no ``attempt``: there was one. Version 2 has no ``timeline``.
+_READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
 # In the order of the table; README.md defines each.
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # The time that speedups, TFLOP/s and bandwidth are computed from.
@@ -161,6 +163,8 @@ class Row:
     """Raw times by name: ``[rank][burst][sample]``."""
     kernels_us: dict[str, float] = dataclasses.field(default_factory=dict)
     """Median time of each device kernel of a call by name, on the rank whose sum is largest."""
+    timeline: tuple[tuple[StepTimes, ...], ...] = ()
+    """Of ``mosaic_gpu`` over several ranks: each rank's device steps in one call, from stamps that the kernel wrote."""
     derived: Derived | None = None
     telemetry: tuple[Telemetry, ...] = ()
     time: str = ""
@@ -193,19 +197,20 @@ class Row:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Row:
-        """From a JSON object that ``to_json`` made, of this format version or of version 1.
+        """From a JSON object that ``to_json`` made, of this format version or an earlier one.
 
         Raises:
           ValueError: the object is of another format version.
         """
         if data.get("version") not in _READABLE_VERSIONS:
-            raise ValueError(f"version={data.get('version')} of a row must be {FORMAT_VERSION} or 1")
+            raise ValueError(f"version={data.get('version')} of a row must be one of {_READABLE_VERSIONS}")
         data = {**data, "version": FORMAT_VERSION}
         data["case"] = Case(**data["case"])
         if (check := data["check"]) is not None:
             data["check"] = Check(**{**check, "failed_ranks": tuple(check["failed_ranks"])})
         for name in TIMES:
             data[name] = Spread(**data[name]) if data.get(name) else None
+        data["timeline"] = tuple(tuple(StepTimes.from_json(step) for step in rank) for rank in data.get("timeline", ()))
         data["derived"] = Derived(**data["derived"]) if data.get("derived") else None
         data["telemetry"] = tuple(
             Telemetry(**{**t, "throttle_reasons": tuple(t["throttle_reasons"])}) for t in data.get("telemetry", ())

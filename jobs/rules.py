@@ -29,6 +29,7 @@ _POSITIVE = {
     "timing": ("bursts", "iterations", "chain_length", "chains", "chain_repeats", "profiled_calls"),
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
+    "tuning": ("max_candidates", "bursts", "chains"),
 }
 
 
@@ -76,6 +77,14 @@ def _validate(settings: Settings) -> None:
             raise UsageError(
                 f"timing.baselines={settings.timing.baselines}: {name!r} is none of {', '.join(BASELINES)}"
             )
+    tuning = settings.tuning
+    for name in ("max_modelled", "early_stop"):
+        if (value := getattr(tuning, name)) < 1:
+            raise UsageError(f"tuning.{name}={value} must be at least 1: it is a multiple of the fastest time")
+    if tuning.round_size < 2:
+        raise UsageError(f"tuning.round_size={tuning.round_size} must be at least 2: the heuristic and another one")
+    if not 0 <= tuning.min_gain < 1:
+        raise UsageError(f"tuning.min_gain={tuning.min_gain} must be in [0, 1)")
     _validate_kernel(settings.kernel)
 
 
@@ -85,7 +94,7 @@ def _validate_kernel(kernel: KernelSettings) -> None:
     known = {field.name for field in dataclasses.fields(config_type)} if config_type else set()
     for option in options:
         if option not in known:
-            what = "has no such option" if config_type else "has no tiles"
+            what = "has no such option" if config_type else "takes no config"
             raise UsageError(f"kernel.{option} is set, but kernel.implementation={implementation} {what}")
     if config_type is None:
         return

@@ -1,4 +1,7 @@
-"""One job of ``jobs.bench``: from its composed config to its results. The entry point imports this late: it is slow."""
+"""One job of ``jobs.bench`` or ``jobs.tune``: from its composed config to its results.
+
+The entry points import this late: it is slow.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from jobs.attempts import Attempts, attempts_of, members_by_attempt
+from jobs.benchmark import Benchmark
 from jobs.errors import EXIT_CHECK_FAILED, JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import Cluster, submission_id, submitted_git_sha
@@ -35,8 +39,11 @@ from jobs.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-def run(config: DictConfig, warm: WarmGang) -> Outcome:
-    """One job, all its output but the RESULT line; never raises. ``warm`` is what the points of a multirun share."""
+def run(config: DictConfig, warm: WarmGang, kind: type[Benchmark] = Benchmark) -> Outcome:
+    """One job, all its output but the RESULT line; never raises.
+
+    ``warm`` is what the points of a multirun share, ``kind`` what the job does with each case.
+    """
     outcome = Outcome()
     with outcome.recording():
         settings = to_settings(config)
@@ -47,6 +54,7 @@ def run(config: DictConfig, warm: WarmGang) -> Outcome:
         else:
             run_dir = RunDir.reopen(settings.resume, submission_id=submission_id())
             settings = continued(run_dir.read_config(), settings, HydraConfig.get().overrides.task)
+        settings = kind.settle(settings, run_dir.path)
         # From here on no other job can have this folder.
         with Journal(run_dir.journal_path) as journal, _logging_to(run_dir.log_path):
             outcome.run_dir = run_dir.path
@@ -55,14 +63,16 @@ def run(config: DictConfig, warm: WarmGang) -> Outcome:
             else:
                 outcome.rows += read(run_dir.journal_path)
             with outcome.recording():
-                _measure(settings, run_dir, journal, outcome, warm)
+                _measure(settings, kind, run_dir, journal, outcome, warm)
             # Here the gang is gone and its GPUs are free: W&B may take its time.
             with outcome.recording():
                 _conclude(settings, outcome)
     return outcome
 
 
-def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Outcome, warm: WarmGang) -> None:
+def _measure(
+    settings: Settings, kind: type[Benchmark], run_dir: RunDir, journal: Journal, outcome: Outcome, warm: WarmGang
+) -> None:
     """Connect, validate, start W&B, then gangs until every case is measured."""
     with contextlib.ExitStack() as stack:
         # torch sets NCCL's options for good.
@@ -96,7 +106,10 @@ def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Out
         print(f"# Overrides: {overrides or 'none'}", flush=True)
         if settings.resume:
             print(f"# Resumed  : {settings.resume}, {len(outcome.rows)} rows are there", flush=True)
-        Attempts(cluster, warm, settings, cases, journal=journal, run_dir=run_dir, outcome=outcome, about=about).run()
+        attempts = Attempts(
+            cluster, warm, settings, cases, kind=kind, journal=journal, run_dir=run_dir, outcome=outcome, about=about
+        )
+        attempts.run()
 
 
 def _cases(settings: Settings, cluster: Cluster, rows: Sequence[Row]) -> tuple[Case, ...]:

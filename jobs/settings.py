@@ -88,12 +88,15 @@ class ProblemSettings:
 
 @dataclass
 class KernelSettings:
-    """Which implementation is measured, and its tiles (null: chosen from the shape). See cmkernel.config.
+    """Which implementation is measured, and its config (null: chosen from the shape). See cmkernel.config.
 
-    ``grid_minor_dim`` is an option of ``mosaic_gpu_simple``, those from ``num_chunks`` on are of ``mosaic_gpu``.
+    ``grid_minor_dim`` is an option of ``mosaic_gpu_simple``, those from ``num_chunks`` on are of ``mosaic_gpu``;
+    ``ppermute`` has ``num_chunks`` alone.
     """
 
     implementation: Implementation = Implementation.auto
+    table: str | None = None
+    """File of tuned configs, as ``jobs.tune`` writes it, in the place of the table that ships with cmkernel."""
     tile_m: int | None = None
     tile_n: int | None = None
     tile_k: int | None = None
@@ -169,6 +172,9 @@ class TimingSettings:
     """Back-to-back runs of the program in a sample: the dispatch of all but the first hides behind the run before."""
     profiled_calls: int = 20
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
+    timeline: bool = True
+    """Whether ``mosaic_gpu`` also writes down when its CTAs multiplied, waited and sent, for a picture; takes another
+    two seconds of compilation a case."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
     """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
     ppermute_two_level; xla and xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and
@@ -205,6 +211,28 @@ class WandbSettings:
 
 
 @dataclass
+class TuningSettings:
+    """What ``jobs.tune`` tries; ``cmkernel.candidates`` has the order."""
+
+    table: str | None = None
+    """File that gets the winners; its other entries stay. null: ``tuned.jsonl`` in the run directory."""
+    max_candidates: int = 11
+    """Configs of a case that are measured, the heuristic's among them."""
+    max_modelled: float = 1.15
+    """Candidates that are modelled to take longer than so many times the heuristic are left out."""
+    round_size: int = 6
+    """Candidates that take turns, the heuristic's in each round: each holds an executable with a symmetric window."""
+    bursts: int = 5
+    """Turns of each candidate of a round."""
+    chains: int = 2
+    """Samples of ``in_graph_us`` in a burst."""
+    early_stop: float = 1.15
+    """A candidate slower than so many times the fastest of its round gets no further turns."""
+    min_gain: float = 0.01
+    """By how much the winner must be faster than the heuristic's config, or that stays."""
+
+
+@dataclass
 class ResultsSettings:
     """What a job makes of its rows beside the journal."""
 
@@ -223,6 +251,7 @@ class Settings:
     check: CheckSettings = field(default_factory=CheckSettings)
     wandb: WandbSettings = field(default_factory=WandbSettings)
     results: ResultsSettings = field(default_factory=ResultsSettings)
+    tuning: TuningSettings = field(default_factory=TuningSettings)
     run_dir: str | None = None
     """Where the results go; null: ~/cmkernel_runs/<time or submission id>."""
     resume: str | None = None
@@ -235,8 +264,8 @@ def register() -> None:
 
 
 def kernel_config(kernel: KernelSettings) -> dict[str, Any]:
-    """The tile options that the user set, as keyword arguments of the implementation's config."""
-    names = [field.name for field in dataclasses.fields(kernel) if field.name != "implementation"]
+    """The options of the config that the user set, as keyword arguments of the implementation's config."""
+    names = [field.name for field in dataclasses.fields(kernel) if field.name not in ("implementation", "table")]
     return {name: getattr(kernel, name) for name in names if getattr(kernel, name) is not None}
 
 

@@ -1,9 +1,11 @@
-"""Where the time of a call in a program goes: chains of 16 dependent calls on two Hopper GPUs, part by part.
+"""Where the time of a call in a program goes: chains of dependent calls on two Hopper GPUs, part by part.
 
     python benchmarks/programs/chain_parts.py [--cpu] [item ...]      from the repository root
 
-For each shape and variant: median and least time per call over interleaved runs, two programs back to back; then, from
-a profile of one program by itself, the device time per call of each part, and the clock and power while they ran.
+A chain is 16 calls in a row, as in ``jobs.bench``, or 46 of which a loop makes 45, three in its body: then XLA pays for
+each call's start three times a program, not 46 times. For each shape and variant: median and least time per call over
+interleaved runs, two programs back to back; then, from a profile of one program by itself, the device time per call of
+each part, and the clock and power while they ran.
 --cpu rehearses the script with ppermute in the kernel's place and no profile.
 """
 
@@ -21,6 +23,7 @@ import pair
 from pair import found, kernel, make, sharded, specs
 
 LENGTH, ROUNDS, NUM_SETS = 16, 14, 3
+NUM_TURNS = 15  # of a loop
 ITEMS = {
     "1024,4096,4096": ("parts", {"shape": (1024, 4096, 4096)}, {}),
     "4096,8192,7168": ("parts", {"shape": (4096, 8192, 7168)}, {}),
@@ -82,6 +85,36 @@ def chain(multiply):
     return run
 
 
+def loop(multiply):
+    """``NUM_SETS * NUM_TURNS + 1`` calls in one program, all but the last in a loop, each waiting for the last."""
+    import jax
+    import jax.numpy as jnp
+
+    multiply = jax.jit(multiply)
+
+    def run(lhs_sets, rhs_sets):
+        def turn(_, carry):
+            lhs_sets, last = list(carry[0]), carry[1]
+            for i in range(NUM_SETS):
+                lhs_sets[i] = lhs_sets[i].at[:1, :8].add(last)
+                last = multiply(lhs_sets[i], rhs_sets[i])[:1, :8] * 0
+            return tuple(lhs_sets), last
+
+        start = tuple(lhs_sets), jnp.zeros((1, 8), lhs_sets[0].dtype)
+        lhs_sets, last = jax.lax.fori_loop(0, NUM_TURNS, turn, start)
+        return multiply(lhs_sets[0].at[:1, :8].add(last), rhs_sets[0])
+
+    return run
+
+
+# Name of the form: (the program, how many calls it makes, the set of the last one).
+FORMS = {
+    "in a chain": (chain, LENGTH, (LENGTH - 1) % NUM_SETS),
+    "in a loop": (loop, NUM_SETS * NUM_TURNS + 1, 0),
+}
+LOOPED = ("local", "local, cuBLAS", "xla", "mosaic_gpu", "jax_ring")
+
+
 def item_parts(shape):
     import jax
     import jax.numpy as jnp
@@ -98,34 +131,36 @@ def item_parts(shape):
     local_columns = [b.addressable_shards[0].data for b in columns]
     align = functools.partial(sharded(lambda a: jax.lax.psum(a, "x"), jax.P("x"), jax.P()), jnp.ones(pair.NUM_RANKS))
     meter = Meter()
-    last = (LENGTH - 1) % NUM_SETS
-    expected = jax.jit(jnp.dot)(gathered[last], local_columns[last]).astype(jnp.float32)
     runs = {}
     for name, (multiply, options) in variants(shape).items():
-        if name.startswith("local") or name.endswith("nothing sent"):
-            program, operands = jax.jit(chain(multiply), compiler_options=options), (gathered, local_columns)
-        else:
-            program, operands = sharded(chain(multiply), (row, column), column), (shards, columns)
-        out = program(*operands).addressable_shards[0].data.astype(jnp.float32)
-        error = float(jnp.linalg.norm(out - expected) / jnp.linalg.norm(expected))
-        assert error < 4e-3, (name, error)
-        runs[name] = functools.partial(program, *operands)
+        for form, (program_of, num_calls, last) in FORMS.items():
+            if form == "in a loop" and name not in LOOPED:
+                continue
+            if name.startswith("local") or name.endswith("nothing sent"):
+                program, operands = jax.jit(program_of(multiply), compiler_options=options), (gathered, local_columns)
+            else:
+                program, operands = sharded(program_of(multiply), (row, column), column), (shards, columns)
+            expected = jax.jit(jnp.dot)(gathered[last], local_columns[last]).astype(jnp.float32)
+            out = program(*operands).addressable_shards[0].data.astype(jnp.float32)
+            error = float(jnp.linalg.norm(out - expected) / jnp.linalg.norm(expected))
+            assert error < 4e-3, (name, form, error)
+            runs[name, form] = functools.partial(program, *operands), num_calls
     times, readings = collections.defaultdict(list), collections.defaultdict(list)
     for _ in range(ROUNDS):
-        for name, run in runs.items():
+        for name, (run, num_calls) in runs.items():
             align().block_until_ready()
             began = time.perf_counter()
             run()
             run().block_until_ready()
             ended = time.perf_counter()
-            times[name].append((ended - began) * 1e6 / LENGTH / 2)
+            times[name].append((ended - began) * 1e6 / num_calls / 2)
             readings[name] += meter.between(began, ended)
-    for name, run in runs.items():
-        print_row(name, times[name], readings[name], profiled(run, align))
+    for name, (run, num_calls) in runs.items():
+        print_row(*name, times[name], readings[name], profiled(run, align, num_calls))
 
 
-def print_row(name, times, readings, parts):
-    words = [f"{name}: in a chain {statistics.median(times):.1f} us (least {min(times):.1f})"]
+def print_row(name, form, times, readings, parts):
+    words = [f"{name}: {form} {statistics.median(times):.1f} us (least {min(times):.1f})"]
     if readings:
         clock, power = (statistics.mean(values) for values in zip(*readings, strict=True))
         words.append(f"{clock:.0f} MHz {power:.0f} W")
@@ -133,7 +168,7 @@ def print_row(name, times, readings, parts):
     found(", ".join(words))
 
 
-def profiled(run, align):
+def profiled(run, align, num_calls):
     """Device time per call of each part, in microseconds, and of nothing at all, in one program by itself."""
     import jax
 
@@ -150,9 +185,9 @@ def profiled(run, align):
     parts, idle, busy_until = collections.defaultdict(float), 0.0, None
     for start, end, name in sorted(events):
         part = next((part for part, pattern in PARTS if pattern.search(name)), "other")
-        parts[part] += (end - start) / 1e3 / LENGTH
+        parts[part] += (end - start) / 1e3 / num_calls
         if busy_until is not None and start > busy_until:
-            idle += (start - busy_until) / 1e3 / LENGTH
+            idle += (start - busy_until) / 1e3 / num_calls
         busy_until = max(busy_until or 0, end)
     return {**parts, "idle": idle} if events else {}
 

@@ -42,9 +42,9 @@ class Subject:
 def check(subject: Subject, *, calls: int, num_sets: int, chain_length: int, seed: int) -> RankCheck:
     """Compare this rank's results with the oracle.
 
-    ``calls`` single calls with fresh normal data and one with integers, issued back to back before any result is read;
-    then the chain, whose last result must be that of its last operands, with normal data and with integers. Results of
-    integers must match bit for bit.
+    ``calls`` single calls with fresh normal data and one with integers, issued back to back before any result is read
+    (with ``calls=0`` none at all); then the chain, whose last result must be that of its last operands, with normal
+    data and with integers. Results of integers must match bit for bit.
 
     Args:
       subject: what is checked.
@@ -54,7 +54,7 @@ def check(subject: Subject, *, calls: int, num_sets: int, chain_length: int, see
       seed: the data's; the seeds from here on are used.
     """
     seeds = itertools.count(seed)
-    drawn = [(next(seeds), False) for _ in range(calls)] + [(next(seeds), True)]
+    drawn = [(next(seeds), False) for _ in range(calls)] + [(next(seeds), True) for _ in range(min(calls, 1))]
     results = [subject.program.call(*_operands(subject, seed, integers)) for seed, integers in drawn]
     found = [_compare_with_oracle(subject, *one) for one in zip(results, drawn, strict=True)]
     last = (chain_length - 1) % num_sets

@@ -11,7 +11,7 @@ import jax
 
 import cmkernel
 from cmkernel import hardware, xla
-from cmkernel.config import CONFIG_TYPES
+from cmkernel.config import CONFIG_TYPES, to_plain
 from jobs.measure import jax_ring, torch_fused
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
 from jobs.settings import LOCALS
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from jobs.measure.layout import Layout
 
 BASELINE = "baseline"
+# How ``requested`` of a tuner's candidates begins.
+CANDIDATE = "tune:"
 # XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 _BY_CUBLAS = ("local_cublas", "xla_cublas")
@@ -33,16 +35,25 @@ class Request:
     """What the driver asks every rank to measure."""
 
     requested: str
-    """``kernel.implementation``, or ``baseline``."""
+    """``kernel.implementation``, ``baseline``, or a round of the tuner's."""
     implementation: str
     """``auto``, or one of ``jobs.settings.BASELINES``."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Tile options that the user set."""
+    """Options of its config that the user or the tuner set."""
+    table: cmkernel.Table | None = None
+    """Tuned configs to choose from where none is set; ``None``: those that ship with cmkernel."""
+    label: str | None = None
+    """Name of its programs where several requests are of one implementation."""
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the job goes on without it, where it can't run."""
+        """Whether it stands beside what the config asks for."""
         return self.requested == BASELINE
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether the job goes on without it, where it can't run: a baseline, or one candidate of many."""
+        return self.is_baseline or self.label is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +141,7 @@ def _open_cmkernel(
     request: Request, mesh: Mesh, example: Operands, *, layout: Layout | None = None
 ) -> tuple[Opened, Multiply]:
     config = None
-    where: dict[str, Any] = {"axis_name": AXIS}
+    where: dict[str, Any] = {"axis_name": AXIS, "table": request.table}
     if layout is not None:
         where |= {"devices_per_host": layout.devices_per_host, "links": layout.links}
     if request.config:
@@ -151,7 +162,8 @@ def _open_cmkernel(
     def multiply(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         return cmkernel.all_gather_matmul(lhs, rhs, **where, implementation=choice.implementation, config=choice.config)
 
-    return Opened(choice.implementation, choice.reason, _plain(choice.config)), multiply
+    plain = None if choice.config is None else to_plain(choice.config)
+    return Opened(choice.implementation, choice.reason, plain), multiply
 
 
 def _open_jax_ring(request: Request, mesh: Mesh, example: Operands) -> tuple[Opened, Multiply]:
@@ -213,12 +225,3 @@ def _depend(lhs: jax.Array, out: jax.Array) -> jax.Array:
     """
     width = min(8, lhs.shape[1], out.shape[1])
     return lhs.at[:1, :width].add(out[:1, :width] * 0)
-
-
-def _plain(config: cmkernel.KernelConfig | cmkernel.SimpleKernelConfig | None) -> dict[str, Any] | None:
-    if config is None:
-        return None
-    values = dataclasses.asdict(config)
-    return {
-        name: value.name if isinstance(value, cmkernel.MatmulDimension) else value for name, value in values.items()
-    }

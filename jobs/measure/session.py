@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jobs.measure import inputs, programs, timing, torch_fused
+from cmkernel import hardware
+from jobs.measure import inputs, programs, ring_stamps, timing, torch_fused
 from jobs.measure.check import Subject, check
 from jobs.measure.layout import Layout
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.pulse import PULSE
+from jobs.measure.ring_stamps import RING, RingStamps
 from jobs.measure.telemetry import Sampler, nvlink_name
 from jobs.records import Case, RankCheck, Telemetry
 from jobs.settings import Fault, TimingSettings
@@ -63,6 +65,10 @@ class Session:
         self._align_busy = self._make_align(ALIGN_SIZE if self.on_gpu else 1)
         self._aligned = self._align_busy[1]
 
+    def num_sms(self) -> int | None:
+        """Streaming multiprocessors of this rank's GPU; ``None`` on CPUs."""
+        return hardware.num_sms() if self.on_gpu else None
+
     def links(self) -> str:
         """What the ranks talk over."""
         return nvlink_name() if self.on_gpu else "gloo"
@@ -80,7 +86,8 @@ class Session:
     ) -> list[Opened]:
         """Draw the operands and build the programs; nothing of jax's is compiled yet.
 
-        A baseline that can't run on the case is no error: it says why.
+        A baseline or candidate that can't run on the case is no error: it says why. From then on the programs go by
+        the request's label or, without one, by the implementation.
         """
         set_bytes = (case.m_shard + case.n_shard) * case.k * jnp.dtype(case.dtype).itemsize
         num_sets = min(MAX_SETS, max(2, math.ceil(ROTATION_BYTES / set_bytes))) if self.on_gpu else 2
@@ -99,12 +106,12 @@ class Session:
                     group=self._group,
                 )
             except (NotImplementedError, ValueError) as error:
-                if not request.is_baseline:
+                if not request.is_optional:
                     raise
                 opened.append(Opened(request.implementation, str(error), None, runs=False))
                 continue
             opened.append(program.opened)
-            built.setdefault(program.opened.implementation, program)
+            built.setdefault(request.label or program.opened.implementation, program)
         self._open = _OpenCase(
             case,
             built,
@@ -113,6 +120,14 @@ class Session:
         )
         return opened
 
+    def try_chain(self, name: str) -> str | None:
+        """Compile and run the chain of a candidate; why that failed, or ``None``."""
+        try:
+            self.warm_up(name, 0)
+        except Exception as error:
+            return torch_fused.told(error)
+        return None
+
     def check(self, implementation: str, calls: int, seed: int, fault: Fault, chain_length: int) -> RankCheck:
         """Compare the results of both programs with the oracle."""
         case = self._opened()
@@ -120,7 +135,7 @@ class Session:
         return check(subject, calls=calls, num_sets=len(case.sets), chain_length=chain_length, seed=seed)
 
     def warm_up(self, implementation: str, calls: int) -> None:
-        """Run both programs, which the check has compiled."""
+        """Run both programs, which the check has compiled; with ``calls=0`` the chain alone."""
         case = self._opened()
         program, sets = case.programs[implementation], case.arguments(implementation)
         lhs_sets, rhs_sets = zip(*sets, strict=True)
@@ -190,6 +205,16 @@ class Session:
             return program.call(lhs, rhs)
 
         return call
+
+    def stamp(self) -> RingStamps:
+        """When the CTAs of ``mosaic_gpu`` did what in one call."""
+        case = self._opened()
+        stamped = ring_stamps.build(case.programs[RING].opened.config or {}, self.mesh, case.case)
+        for operands in case.arguments(RING)[:2]:
+            # The first call loads the kernel.
+            self._align_ranks()
+            stamps = stamped(*operands)
+        return stamps
 
     def close_case(self) -> None:
         """Drop operands and executables: each one with symmetric memory keeps a window over XLA's arena open."""

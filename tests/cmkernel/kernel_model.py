@@ -163,11 +163,15 @@ class Recorder:
     @contextlib.contextmanager
     def installed(self):
         names = ("pl", "plgpu", "lax", "jnp")
-        before = {name: getattr(mosaic_gpu_cta, name) for name in (*names, "await_count", "_fence_async_proxy")}
+        before = {
+            name: getattr(mosaic_gpu_cta, name)
+            for name in (*names, "await_count", "_fence_async_proxy", "_store_clock")
+        }
         for name in names:
             setattr(mosaic_gpu_cta, name, getattr(self, name))
         mosaic_gpu_cta.await_count = lambda ref: self.ops.append(("await", ref.index[0]))
         mosaic_gpu_cta._fence_async_proxy = lambda: self.ops.append(("fence",))
+        mosaic_gpu_cta._store_clock = lambda ref: self.ops.append(("stamp", *ref.index))
         try:
             yield
         finally:
@@ -188,7 +192,9 @@ class Recording:
     num_arrivals: dict[str, int]
 
 
-def record(config, *, num_ranks: int, m_shard: int, k: int, n_shard: int, num_sms: int) -> Recording:
+def record(
+    config, *, num_ranks: int, m_shard: int, k: int, n_shard: int, num_sms: int, stamped: bool = False
+) -> Recording:
     protocol = make_protocol(config, num_ranks=num_ranks, m_shard=m_shard, k=k, n_shard=n_shard, num_sms=num_sms)
     warps = []
     roles = [("compute", 0, None), ("compute", 1, None), *(("memory", 2, warp) for warp in range(4))]
@@ -219,6 +225,7 @@ def record(config, *, num_ranks: int, m_shard: int, k: int, n_shard: int, num_sm
                 rhs_halves_smem=Ref("rhs_halves_smem"),
                 block_smem=Ref("block_smem"),
                 out_smem=_OutSmem("out_smem"),
+                stamps_gmem=Ref("stamps", rank) if stamped else None,
                 **refs,
             )
             (body.compute if role == "compute" else body.move)()
@@ -400,8 +407,11 @@ class Machine:
             raise Violation("some output was never stored")
 
 
-def explore_randomly(recording: Recording, rng, *, slow: float = 0.0) -> None:
-    """One random interleaving to its end. ``slow``: share of warps that are rarely scheduled."""
+def explore_randomly(recording: Recording, rng, *, slow: float = 0.0, watch=lambda warp, op: None) -> None:
+    """One random interleaving to its end.
+
+    ``slow``: share of warps that are rarely scheduled. ``watch`` is told who executes which operation.
+    """
     machine = Machine(recording)
     lazy = {i for i in range(len(recording.warps)) if rng.random() < slow}
     lazy_copies = rng.random() < 0.5
@@ -414,7 +424,11 @@ def explore_randomly(recording: Recording, rng, *, slow: float = 0.0) -> None:
             for choice in choices
             if (choice[0] == "op" and choice[1] not in lazy) or (choice[0] != "op" and not lazy_copies)
         ]
-        machine.take(rng.choice(eager if eager and rng.random() < 0.99 else choices))
+        choice = rng.choice(eager if eager and rng.random() < 0.99 else choices)
+        if choice[0] == "op":
+            warp = recording.warps[choice[1]]
+            watch(warp, warp.ops[machine.pcs[choice[1]]])
+        machine.take(choice)
     machine.check_end()
 
 

@@ -149,7 +149,7 @@ def test_auto_takes_what_the_model_expects_to_be_fastest_where_all_can_run(m_sha
     [
         ((64, 32), (16, 64), {}, "must agree in k"),
         ((64, 32), (32, 64), {"implementation": "nccl"}, "implementation='nccl' must be one of auto, mosaic_gpu"),
-        ((64, 32), (32, 64), {"implementation": "xla", "config": cmkernel.KernelConfig()}, "has no tiles"),
+        ((64, 32), (32, 64), {"implementation": "xla", "config": cmkernel.KernelConfig()}, "takes none"),
     ],
 )
 def test_mistakes_raise_before_compilation(lhs, rhs, options, message):
@@ -222,6 +222,18 @@ def test_both_rings_agree_bit_for_bit(num_hosts, num_devices, dtype):
     assert (flat == by_number).all()
     assert (flat == by_axes).all()
     assert reference.compare(flat, lhs, rhs).num_wrong == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("num_chunks", [2, 3, 1000])
+def test_the_ring_in_pieces_is_right_and_leaves_the_same_shards(num_chunks, dtype):
+    lhs, rhs = operands(4, dtype)
+    whole = {"shape": (4,), "implementation": "ppermute"}
+    pieces = {**whole, "config": cmkernel.PpermuteConfig(num_chunks=num_chunks)}
+    result = run(lhs, rhs, **pieces)
+    assert reference.compare(result, lhs, rhs).num_wrong == 0
+    integers = jnp.round(2 * lhs), jnp.round(2 * rhs)
+    assert (run(*integers, **pieces) == run(*integers, **whole)).all()
 
 
 @pytest.mark.parametrize("implementation", ["auto", "ppermute", "xla"])
@@ -306,7 +318,7 @@ def test_a_kernel_that_needs_nvlink_is_refused_over_hosts(monkeypatch):
             {"shape": (2, 2, 2), "names": ("a", "b", "c"), "axis_name": ("a", "b", "c")},
             r"axis_name=\('a', 'b', 'c'\) must be one axis, or two: \(host axis, device axis\)",
         ),
-        ({"devices_per_host": 4, "config": cmkernel.KernelConfig()}, "'ppermute_two_level' has no tiles"),
+        ({"devices_per_host": 4, "config": cmkernel.KernelConfig()}, "'ppermute_two_level' takes none"),
     ],
 )
 def test_hosts_that_cannot_be_are_refused(options, message):

@@ -9,10 +9,15 @@ from cmkernel.config import (
     SMEM_LIMIT_BYTES,
     KernelConfig,
     MatmulDimension,
+    PpermuteConfig,
     SimpleKernelConfig,
+    from_plain,
     smem_bytes,
+    to_plain,
     validate_shape,
 )
+
+TILED = (KernelConfig, SimpleKernelConfig)
 
 
 def test_smem_of_the_article_config_is_what_its_tiles_add_up_to():
@@ -26,7 +31,7 @@ def test_the_defaults_of_both_kernels_compute_the_same_tile():
         assert (config.cta_tile_m, config.cta_tile_n) == (128, 256)
 
 
-@pytest.mark.parametrize("config_type", CONFIG_TYPES.values())
+@pytest.mark.parametrize("config_type", TILED)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -84,7 +89,7 @@ def test_smem_counts_the_pipeline_or_the_blocks_whichever_is_larger():
     assert smem_bytes(KernelConfig()) == smem_bytes(KernelConfig(num_comm_ctas=0))
 
 
-@pytest.mark.parametrize("config_type", CONFIG_TYPES.values())
+@pytest.mark.parametrize("config_type", TILED)
 def test_every_constructible_config_fits_in_shared_memory(config_type):
     built = 0
     for tile_m, tile_n, tile_k, steps, wg in itertools.product(
@@ -116,3 +121,31 @@ def test_every_constructible_config_fits_in_shared_memory(config_type):
 def test_the_simple_kernels_tiles_must_divide_the_shape(sizes, message):
     with pytest.raises(ValueError, match=message):
         validate_shape(SimpleKernelConfig(), **sizes)
+
+
+def test_the_portable_ring_sends_at_least_one_piece():
+    with pytest.raises(ValueError, match="num_chunks=0 must be at least 1"):
+        PpermuteConfig(num_chunks=0)
+
+
+@pytest.mark.parametrize("implementation", CONFIG_TYPES)
+def test_a_plain_config_becomes_the_same_config_again(implementation):
+    config = CONFIG_TYPES[implementation]()
+    assert from_plain(implementation, to_plain(config)) == config
+    assert from_plain("mosaic_gpu", {"wg_dimension": "N", "tile_n": 128}).wg_dimension is MatmulDimension.N
+
+
+@pytest.mark.parametrize(
+    ("implementation", "options", "message"),
+    [
+        ("xla", {}, "implementation='xla' takes no config"),
+        ("ppermute", {"tile_m": 64}, "tile_m is no option of ppermute"),
+        ("ppermute", {"num_chunks": 2.0}, "num_chunks=2.0 must be of type int"),
+        ("mosaic_gpu", {"wait_ahead": 1}, "wait_ahead=1 must be of type bool"),
+        ("mosaic_gpu", {"wg_dimension": "K"}, "wg_dimension='K' must be M or N"),
+        ("mosaic_gpu", {"tile_m": 100}, "tile_m=100 must be a multiple of 64"),
+    ],
+)
+def test_a_plain_config_that_is_none_is_refused(implementation, options, message):
+    with pytest.raises(ValueError, match=message):
+        from_plain(implementation, options)

@@ -55,7 +55,7 @@ def plant_early_signal(monkeypatch):
     """The signal goes out before the copies have landed."""
     signal = mosaic_gpu_cta.Cta.signal
 
-    def early(self, step, m_idx, chunk, num_pending):
+    def early(self, step, m_idx, chunk, num_pending, stamp=None):
         signal(self, step, m_idx, chunk, num_pending + 1)
 
     monkeypatch.setattr(mosaic_gpu_cta.Cta, "signal", early)

@@ -15,8 +15,9 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import PartitionSpec as P
 
-from cmkernel import all_gather_matmul, mosaic_gpu, mosaic_gpu_cta, reference, ring
+from cmkernel import all_gather_matmul, mosaic_gpu, mosaic_gpu_cta, reference, ring, stamps
 from cmkernel.config import KernelConfig, MatmulDimension
+from cmkernel.protocol import make_protocol
 
 RACE = "RACE DETECTED"  # What the interpreter prints.
 # Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
@@ -147,15 +148,22 @@ def test_the_race_detector_sees_a_wait_that_is_too_short(monkeypatch, capsys):
 # The ring, lowered for CUDA: everything short of ptxas.
 
 
-def lowered(*, num_ranks: int, shape=(1024, 768, 768), dtype=jnp.bfloat16, config=None, **options) -> str:
+def lowered(
+    *,
+    num_ranks: int,
+    shape=(1024, 768, 768),
+    dtype=jnp.bfloat16,
+    config=None,
+    ring_function=mosaic_gpu.ring_all_gather_matmul,
+    out_specs=None,
+    **options,
+) -> str:
     mesh = jax.make_mesh(
         (num_ranks,), ("x",), devices=jax.devices()[:num_ranks], axis_types=(jax.sharding.AxisType.Auto,)
     )
-    function = functools.partial(
-        mosaic_gpu.ring_all_gather_matmul, axis_name="x", config=config or KernelConfig(), num_sms=132, **options
-    )
+    function = functools.partial(ring_function, axis_name="x", config=config or KernelConfig(), num_sms=132, **options)
     ring = jax.shard_map(
-        function, mesh=mesh, in_specs=(P("x", None), P(None, "x")), out_specs=P(None, "x"), check_vma=False
+        function, mesh=mesh, in_specs=(P("x", None), P(None, "x")), out_specs=out_specs or P(None, "x"), check_vma=False
     )
     m_shard, k, n_shard = shape
     lhs = jax.ShapeDtypeStruct((num_ranks * m_shard, k), dtype)
@@ -216,6 +224,25 @@ def test_the_ring_lowers_with_a_float32_result(config, num_ranks):
 def test_what_the_kernel_pads_of_a_float32_result():
     text = lowered(num_ranks=2, shape=(133, 64, 160), out_dtype=jnp.float32)
     assert outputs_of(text)[:2] == [((2, 136, 192), "f32"), ((1, 136, 64), "bf16")]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("config", RINGS.values(), ids=RINGS)
+def test_a_ring_with_stamps_lowers(config, num_ranks):
+    text = lowered(
+        num_ranks=num_ranks,
+        config=config,
+        ring_function=mosaic_gpu.stamped_ring_all_gather_matmul,
+        out_specs=(P(None, "x"), P("x", None, None)),
+    )
+    assert "globaltimer_lo" in text
+    protocol = make_protocol(config, num_ranks=num_ranks, m_shard=1024, k=768, n_shard=768, num_sms=132)
+    assert outputs_of(text)[2] == (stamps.shape(protocol), "i32")
+
+
+def test_one_rank_has_no_stamps():
+    with pytest.raises(ValueError, match="axis 'x' has one rank"):
+        lowered(num_ranks=1, ring_function=mosaic_gpu.stamped_ring_all_gather_matmul)
 
 
 def scattered_delay(rank, cta, warp, step):

@@ -60,14 +60,14 @@ def environment(**changes: str | None) -> dict[str, str]:
     return env
 
 
-def command(*overrides: str) -> list[str]:
-    return [sys.executable, "-m", "jobs.bench", *overrides]
+def command(*overrides: str, job: str = "jobs.bench") -> list[str]:
+    return [sys.executable, "-m", job, *overrides]
 
 
-def start(*overrides: str, root: Path = ROOT, **env: str | None) -> subprocess.Popen:
+def start(*overrides: str, job: str = "jobs.bench", root: Path = ROOT, **env: str | None) -> subprocess.Popen:
     """The job, running; ``root`` is the checkout that it runs from."""
     return subprocess.Popen(
-        command(*overrides),
+        command(*overrides, job=job),
         cwd=root,
         env=environment(**env),
         text=True,
@@ -88,9 +88,11 @@ def finish(process: subprocess.Popen, *, timeout_s: float) -> Finished:
     return Finished(process.returncode, stdout, stderr)
 
 
-def run(*overrides: str, timeout_s: float = 120, root: Path = ROOT, **env: str | None) -> Finished:
+def run(
+    *overrides: str, timeout_s: float = 120, job: str = "jobs.bench", root: Path = ROOT, **env: str | None
+) -> Finished:
     """The job, from start to end."""
-    return finish(start(*overrides, root=root, **env), timeout_s=timeout_s)
+    return finish(start(*overrides, job=job, root=root, **env), timeout_s=timeout_s)
 
 
 def inspect(wandb_dir: str | Path, *options: str) -> list[dict]:

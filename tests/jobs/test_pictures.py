@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from cmkernel import cost, tuning
+from cmkernel.timeline import Interval, StepTimes
 from jobs.results import pictures
 from jobs.results.pictures import landscape, ranks, ring_timeline, selection, times, utilisation
 from jobs.results.recorded_run import read_run
@@ -265,6 +266,28 @@ def test_every_rank_multiplies_every_shard_and_receives_all_but_its_own():
     assert texts(figure)[0] == "One revolution of the ring: MODELLED"
     assert "not measured" in texts(figure)[1]
     assert "measured config" in ax.get_title(), "options that were removed since don't matter"
+
+
+def test_measured_timelines_are_drawn_alone():
+    modelled, row = article_rows()[:2]
+
+    def steps(lag_us):
+        return (
+            StepTimes(0, Interval(0.0, 40.0 + lag_us), None, 0.0),
+            StepTimes(1, Interval(38.0, 80.0 + lag_us), Interval(1.5, 30.0 + lag_us), 2.0),
+        )
+
+    case = dataclasses.replace(row.case, m_shard=2048)
+    row = dataclasses.replace(row, case=case, implementation="mosaic_gpu", timeline=(steps(0.0), steps(5.0)))
+    figure = ring_timeline.figure([modelled, row], H200)
+    (ax,) = figure.axes
+    assert texts(figure)[0] == "One revolution of the ring: measured"
+    assert H200 in texts(figure)[1]
+    assert "waits for pieces: 2.0 µs of a loading warp" in ax.get_title()
+    arrivals = [bar for bar in ax.patches if bar.get_hatch()]
+    assert [bar.get_x() + bar.get_width() for bar in arrivals] == [30.0, 35.0]
+    multiplies = [bar for bar in ax.patches if not bar.get_hatch()]
+    assert [bar.get_x() + bar.get_width() for bar in multiplies] == [40.0, 80.0, 45.0, 85.0]
 
 
 def test_the_heuristics_config_stands_in_where_the_kernel_did_not_run():

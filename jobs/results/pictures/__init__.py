@@ -34,7 +34,11 @@ KINDS = (
     Kind("utilisation", "How much of the peak is used, by the size of the problem.", utilisation.figure),
     Kind("ranks", "How the samples of each rank spread, and which rank is late.", ranks.figure),
     Kind("tuning_landscape", "What each option of the kernel's config does to the time.", landscape.figure),
-    Kind("ring_timeline", "When each shard arrives and is multiplied, from the model.", ring_timeline.figure),
+    Kind(
+        "ring_timeline",
+        "When each shard arrives and is multiplied: measured by the kernel itself, or from the model.",
+        ring_timeline.figure,
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""One revolution of the ring: when each rank receives and multiplies each shard, as the model has it."""
+"""One revolution of the ring: when each rank receives and multiplies each shard, measured, else as the model has it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from matplotlib.patches import Patch
 
 from cmkernel import ring, tuning
 from cmkernel.config import KernelConfig, MatmulDimension
-from cmkernel.timeline import Interval, StepTimes, modelled_timeline
+from cmkernel.modelled_timeline import modelled_timeline
+from cmkernel.timeline import Interval, StepTimes
 from jobs.records import Case, Row
 from jobs.results.pictures import selection, style
 
@@ -25,7 +26,10 @@ _ARRIVAL = "#f2d9a0"
 
 
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
-    """Of ``mosaic_gpu`` on H200s, from ``cmkernel.timeline``; ``None`` where there is one rank, or no 2-byte type."""
+    """Of ``mosaic_gpu``: from the rows that have a timeline; where none has, modelled, on H200s.
+
+    ``None`` where there is one rank, or no 2-byte type.
+    """
     shapes: dict[tuple[int, ...], Row] = {}
     for row in rows:
         case = row.case
@@ -33,6 +37,8 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
             known = shapes.setdefault((case.m_shard, case.k, case.n_shard, case.num_ranks), row)
             if known.implementation != _KERNEL and row.implementation == _KERNEL:
                 shapes[case.m_shard, case.k, case.n_shard, case.num_ranks] = row
+    measured = {shape: row for shape, row in shapes.items() if row.timeline}
+    shapes = measured or shapes
     shown = list(shapes.values())[:_MAX_CASES]
     if not shown:
         return None
@@ -41,18 +47,21 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     num_lanes = min(num_ranks, max(_MAX_RANKS // len(shown), _LEAST_RANKS))
     drawing, axes = style.panels(len(shown), num_columns=1, height=0.62 * num_lanes, left=1.35, gap=0.62)
     for ax, row in zip(axes, shown, strict=True):
-        steps, tiles = _timeline(row)
-        _lanes(ax, row.case, num_lanes, steps)
-        waits = sum(step.wait_us for step in steps)
-        ax.set_title(f"{labels[row.case]}; {tiles}; waits for pieces: {waits:.1f} µs of a CTA on average")
-    axes[-1].set_xlabel("time from the start of the kernel (µs)")
+        ranks, tiles = (row.timeline, "one call") if measured else _modelled(row)
+        _lanes(ax, row.case, ranks[:num_lanes])
+        wait_us = sum(step.wait_us for rank in ranks for step in rank) / len(ranks)
+        who = "loading warp" if measured else "CTA"
+        ax.set_title(f"{labels[row.case]}; {tiles}; waits for pieces: {wait_us:.1f} µs of a {who} on average")
+    axes[-1].set_xlabel("time from the start of the rank's kernel (µs)")
     notes = [f"the first {len(shown)} of {len(shapes)} shapes"] if len(shapes) > len(shown) else []
-    notes += [f"ranks 0 to {num_lanes - 1} of {num_ranks}, the others alike"] if num_lanes < num_ranks else []
-    shared = selection.shared(list(shapes.values()), None, *notes)
+    alike = "" if measured else ", the others alike"
+    notes += [f"ranks 0 to {num_lanes - 1} of {num_ranks}{alike}"] if num_lanes < num_ranks else []
+    shared = selection.shared(list(shapes.values()), device_kind if measured else None, *notes)
+    about = "by the GPUs' clocks" if measured else "on NVIDIA H200s, not measured"
     style.head(
         drawing,
-        "One revolution of the ring: MODELLED",
-        f"mosaic_gpu on NVIDIA H200s, not measured; {shared}",
+        f"One revolution of the ring: {'measured' if measured else 'MODELLED'}",
+        f"mosaic_gpu {about}; {shared}",
         [
             Patch(facecolor=_MULTIPLY[0], edgecolor="black", label="multiplies a shard"),
             Patch(facecolor=_ARRIVAL, edgecolor="black", hatch="///", label="a shard arrives"),
@@ -61,8 +70,8 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     return drawing
 
 
-def _timeline(row: Row) -> tuple[tuple[StepTimes, ...], str]:
-    """The steps, and whose tiles they are: the measured ones where the model knows them, else the heuristic's."""
+def _modelled(row: Row) -> tuple[tuple[tuple[StepTimes, ...], ...], str]:
+    """Each rank's steps, and whose tiles they are: the measured ones where the model knows them, or the heuristic's."""
     case = row.case
     sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
     sizes["num_sms"] = tuning.H200_NUM_SMS
@@ -71,17 +80,17 @@ def _timeline(row: Row) -> tuple[tuple[StepTimes, ...], str]:
         options = {name: value for name, value in row.config.items() if name in known}
         try:
             config = KernelConfig(**{**options, "wg_dimension": MatmulDimension[options["wg_dimension"]]})
-            return modelled_timeline(config, **sizes), "measured config"
+            return (modelled_timeline(config, **sizes),) * case.num_ranks, "measured config"
         except (KeyError, ValueError):
             pass
-    return modelled_timeline(tuning.heuristic_config(**sizes), **sizes), "the heuristic's config"
+    return (modelled_timeline(tuning.heuristic_config(**sizes), **sizes),) * case.num_ranks, "the heuristic's config"
 
 
-def _lanes(ax: Axes, case: Case, num_ranks: int, steps: Sequence[StepTimes]) -> None:
-    """Of the first ``num_ranks`` ranks two lanes, each in two halves: a step overlaps the one before it."""
-    end_us = max(step.multiply.end_us for step in steps)
+def _lanes(ax: Axes, case: Case, ranks: Sequence[Sequence[StepTimes]]) -> None:
+    """Of each of the ``ranks`` two lanes, each in two halves: a step overlaps the one before it."""
+    end_us = max(step.multiply.end_us for steps in ranks for step in steps)
     ticks: dict[float, str] = {}
-    for rank in range(num_ranks):
+    for rank, steps in enumerate(ranks):
         ticks |= {rank - 0.22: f"rank {rank} multiplies", rank + 0.22: "receives"}
         for step in steps:
             shard = ring.source_shard(rank, step.step, case.num_ranks)
@@ -91,8 +100,8 @@ def _lanes(ax: Axes, case: Case, num_ranks: int, steps: Sequence[StepTimes]) -> 
                 _bar(ax, rank + 0.02 + half, step.arrival, shard, end_us, facecolor=_ARRIVAL, hatch="///")
         ax.axhline(rank + 0.5, color="#bbbbbb", linewidth=0.6)
     ax.set_yticks(list(ticks), list(ticks.values()))
-    ax.set_ylim(num_ranks - 0.5, -0.5)
-    ax.set_xlim(0, end_us * 1.01)
+    ax.set_ylim(len(ranks) - 0.5, -0.5)
+    ax.set_xlim(min(0, *(step.arrival.start_us for steps in ranks for step in steps if step.arrival)), end_us * 1.01)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x")
 

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from cmkernel.config import KernelConfig, MatmulDimension
-from cmkernel.timeline import modelled_timeline
+from cmkernel.modelled_timeline import modelled_timeline
 from cmkernel.tuning import H200_NUM_SMS, heuristic_config, modelled_us
 
 ARTICLE = {"m_shard": 1024, "k": 4096, "n_shard": 4096, "num_sms": H200_NUM_SMS}
@@ -59,6 +59,6 @@ def test_a_wave_of_halves_is_shorter():
 
 
 def test_tiles_without_a_modelled_time_are_refused():
-    config = KernelConfig(tile_m=128, tile_n=128, wg_dimension=MatmulDimension.N)
-    with pytest.raises(ValueError, match=r"tile_m, tile_n, wg_dimension=.*128.* no modelled time"):
+    config = KernelConfig(tile_m=192, tile_n=64, wg_dimension=MatmulDimension.N)
+    with pytest.raises(ValueError, match=r"tile_m, tile_n, wg_dimension=.*192.* no modelled time"):
         modelled_timeline(config, **ARTICLE, num_ranks=2)

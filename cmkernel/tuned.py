@@ -1,0 +1,210 @@
+"""The table of tuned configs: what was measured to be fastest, and which entry serves a shape.
+
+One JSON object a line, sorted, to be read and compared by people; ``tuned.jsonl`` beside this module ships with it.
+``jobs.tune`` writes such tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from cmkernel.config import Config, KernelConfig, PpermuteConfig, from_plain, to_plain
+from cmkernel.cost import ITEMSIZE
+from cmkernel.tuning import heuristic_config, modelled_us
+
+SHIPPED_PATH = Path(__file__).with_name("tuned.jsonl")
+# An entry serves shapes whose sizes differ from its own by this factor at most, each of them.
+_MAX_RATIO = 2.0
+# And for which the model doesn't expect it to be slower than the heuristic by more than its own rounding.
+_MAX_SLOWDOWN = 1.02
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a config is chosen for: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` devices."""
+
+    device_kind: str
+    """jax's name of the device."""
+    num_ranks: int
+    m_shard: int
+    k: int
+    n_shard: int
+    dtype: str
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """As keyword arguments of ``cmkernel.tuning``."""
+        return {"m_shard": self.m_shard, "k": self.k, "n_shard": self.n_shard, "num_ranks": self.num_ranks}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The fastest config of an implementation on one shape, as measured."""
+
+    shape: Shape
+    implementation: str
+    config: Config
+    us: float
+    """Time of a call inside a program, maximum over ranks."""
+    heuristic_us: float
+    """The same of the heuristic's config, measured in turn with it."""
+    date: str
+    jax: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """One entry of a table for each; the order of the lines."""
+        return self.implementation, *dataclasses.astuple(self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        rest = {name: getattr(self, name) for name in ("us", "heuristic_us", "date", "jax")}
+        return {
+            **dataclasses.asdict(self.shape),
+            "implementation": self.implementation,
+            "config": to_plain(self.config),
+            **rest,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """From a JSON object that ``to_json`` made.
+
+        Raises:
+          ValueError: a field is missing or none of an entry's, or the config breaks a law.
+        """
+        data = dict(data)
+        try:
+            shape = Shape(**{field.name: data.pop(field.name) for field in dataclasses.fields(Shape)})
+            config = from_plain(data["implementation"], data.pop("config"))
+            return cls(shape=shape, config=config, **data)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A config, and where it comes from."""
+
+    config: Config
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Entries by their key."""
+
+    entries: tuple[Entry, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The table in the file at ``path``.
+
+        Raises:
+          ValueError: a line is no entry; it is named.
+          OSError: the file can't be read.
+        """
+        entries = []
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                entries.append(Entry.from_json(json.loads(line)))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: no entry of a table ({error})") from error
+        return cls(tuple(entries))
+
+    def merged(self, entries: Iterable[Entry]) -> Table:
+        """With these in the place of those of the same key."""
+        by_key = {entry.key: entry for entry in (*self.entries, *entries)}
+        return Table(tuple(by_key[key] for key in sorted(by_key)))
+
+    def write(self, path: Path) -> None:
+        """Replace the file at ``path``, as a whole or not at all."""
+        new = path.with_name(f".{path.name}.{os.getpid()}.new")
+        try:
+            new.write_text("".join(json.dumps(entry.to_json()) + "\n" for entry in self.entries))
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def find(self, implementation: str, shape: Shape, num_sms: int | None) -> Chosen | None:
+        """What the table has for a shape, or ``None``.
+
+        An entry serves its own shape, in every type of the same size. Else the nearest one of the same device and
+        number of ranks does: the least sum of the logarithms of the three sizes' ratios, none of which may exceed 2. It
+        must be one that the model has no objection to: the heuristic takes the same config for both shapes, and the
+        entry's is modelled to take at most 1.02 times as long as that.
+        """
+        same = [entry for entry in self.entries if _is_alike(entry, implementation, shape)]
+        for entry in sorted(same, key=lambda entry: (_distance(entry.shape, shape), entry.shape.dtype != shape.dtype)):
+            if _distance(entry.shape, shape) == 0:
+                return Chosen(entry.config, f"tuned on {entry.date}") if _fits(entry.config, num_sms) else None
+            if _serves(entry, shape, num_sms):
+                sizes = f"m_shard={entry.shape.m_shard} k={entry.shape.k} n_shard={entry.shape.n_shard}"
+                return Chosen(entry.config, f"tuned on {entry.date} for {sizes}, the nearest")
+        return None
+
+
+@functools.cache
+def shipped() -> Table:
+    """The table that comes with this package."""
+    return Table.read(SHIPPED_PATH)
+
+
+def choose_config(
+    implementation: str, shape: Shape, *, num_sms: int | None = None, table: Table | None = None
+) -> Chosen:
+    """The config of ``mosaic_gpu`` (which needs ``num_sms``) or ``ppermute`` that a shape gets when none is named.
+
+    From ``table``, by default the shipped one, where that has an entry for it; else the heuristic's.
+    """
+    found = (shipped() if table is None else table).find(implementation, shape, num_sms)
+    return found or Chosen(_heuristic(implementation, shape, num_sms), "by the heuristic")
+
+
+def _is_alike(entry: Entry, implementation: str, shape: Shape) -> bool:
+    its = entry.shape
+    return (
+        entry.implementation == implementation
+        and (its.device_kind, its.num_ranks) == (shape.device_kind, shape.num_ranks)
+        and ITEMSIZE[its.dtype] == ITEMSIZE[shape.dtype]
+        and all(
+            max(a, b) <= _MAX_RATIO * min(a, b)
+            for a, b in ((its.m_shard, shape.m_shard), (its.k, shape.k), (its.n_shard, shape.n_shard))
+        )
+    )
+
+
+def _distance(a: Shape, b: Shape) -> float:
+    return sum(abs(math.log(a.sizes[name] / b.sizes[name])) for name in ("m_shard", "k", "n_shard"))
+
+
+def _fits(config: Config, num_sms: int | None) -> bool:
+    """Whether a device with so many SMs has one left to compute."""
+    return not isinstance(config, KernelConfig) or (num_sms is not None and config.num_comm_ctas < num_sms)
+
+
+def _serves(entry: Entry, shape: Shape, num_sms: int | None) -> bool:
+    if not _fits(entry.config, num_sms):
+        return False
+    if not isinstance(entry.config, KernelConfig):
+        return True
+    assert num_sms is not None
+    heuristic = heuristic_config(**shape.sizes, num_sms=num_sms)
+    if heuristic != heuristic_config(**entry.shape.sizes, num_sms=num_sms):
+        return False
+    sizes = {**shape.sizes, "num_sms": num_sms}
+    return modelled_us(entry.config, **sizes) <= _MAX_SLOWDOWN * modelled_us(heuristic, **sizes)
+
+
+def _heuristic(implementation: str, shape: Shape, num_sms: int | None) -> Config:
+    if implementation == "ppermute":
+        return PpermuteConfig()
+    assert num_sms is not None
+    return heuristic_config(**shape.sizes, num_sms=num_sms)

@@ -1,0 +1,52 @@
+"""One call of ``mosaic_gpu`` whose CTAs write down when they did what."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from cmkernel import hardware
+from cmkernel.config import KernelConfig, from_plain
+from cmkernel.mosaic_gpu import stamped_ring_all_gather_matmul
+from cmkernel.protocol import Protocol, make_protocol
+from cmkernel.stamps import Stamps
+from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC
+from jobs.records import Case
+
+RING = "mosaic_gpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class RingStamps:
+    """Of one rank, with the protocol that they are read by."""
+
+    protocol: Protocol
+    stamps: Stamps
+
+
+def build(options: dict[str, Any], mesh: Mesh, case: Case) -> Callable[[jax.Array, jax.Array], RingStamps]:
+    """The call, from the kernel's ``options`` as a row has them."""
+    config = from_plain(RING, options)
+    assert isinstance(config, KernelConfig)
+    sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard}
+    protocol = make_protocol(config, num_ranks=case.num_ranks, num_sms=hardware.num_sms(), **sizes)
+    function = jax.shard_map(
+        functools.partial(stamped_ring_all_gather_matmul, axis_name=AXIS, config=config),
+        mesh=mesh,
+        in_specs=(LHS_SPEC, RHS_SPEC),
+        out_specs=(OUT_SPEC, PartitionSpec(AXIS, None, None)),
+        check_vma=False,
+    )
+    program = jax.jit(function)
+
+    def call(lhs: jax.Array, rhs: jax.Array) -> RingStamps:
+        _, stamps = program(lhs, rhs)
+        return RingStamps(protocol, np.asarray(stamps.addressable_shards[0].data))
+
+    return call

@@ -1,0 +1,27 @@
+"""``python -m jobs.tune``: find the fastest config of each case, and write it to a table of tuned configs."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from jobs import entry
+from jobs.gang.warm_gang import WarmGang
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from jobs.results.outcome import Outcome
+
+
+def tune(warm: WarmGang, config: DictConfig) -> Outcome:
+    """One job of this kind, on the gang that is kept for it, where there is one."""
+    from jobs.run import run
+    from jobs.tuner import Tuner
+
+    return run(config, warm, Tuner)
+
+
+if __name__ == "__main__":
+    warm = WarmGang()
+    entry.leave(entry.main(functools.partial(tune, warm), warm))

@@ -1,0 +1,324 @@
+"""The candidates of a case over a gang: in rounds, each with the heuristic's config, and the winner into a table."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import functools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cmkernel import Table
+from cmkernel.candidates import kernel_candidates, ppermute_candidates
+from cmkernel.config import Config, from_plain, to_plain
+from cmkernel.tuned import Entry, Shape, shipped
+from jobs.benchmark import Benchmark, spreads
+from jobs.errors import InfrastructureError, UsageError
+from jobs.measure.programs import CANDIDATE, Opened, Request
+from jobs.records import HEADLINE, Case, Check, Row, Telemetry
+from jobs.results.steps import Step, burst_name, round_name, tuning_steps
+from jobs.settings import Implementation, Settings, kernel_config
+from jobs.tables import read_table
+
+TABLE_NAME = "tuned.jsonl"
+# What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
+# against. That row is a round's last one: with it the round is complete.
+_ROUND, _REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
+Samples = Sequence[Sequence[Sequence[float]]]  # [rank][burst][sample]
+_TUNED = (Implementation.auto, Implementation.mosaic_gpu, Implementation.ppermute)
+
+
+@dataclasses.dataclass
+class _Candidate:
+    """One config in a round."""
+
+    config: Config
+    label: str
+    reason: str
+    check: Check | None = None
+    samples: list[list[list[float]]] = dataclasses.field(default_factory=list)
+    """Of the headline time: ``[rank][burst][sample]``."""
+
+
+class Tuner(Benchmark):
+    """A benchmark whose rows are the candidates of one implementation."""
+
+    @staticmethod
+    def settle(settings: Settings, run_dir: Path) -> Settings:
+        """With the path of the table.
+
+        Raises:
+          UsageError: the implementation has nothing to tune, an option of its config is set, or the table that is to
+            be written can't be.
+        """
+        kernel = settings.kernel
+        if kernel.implementation not in _TUNED:
+            raise UsageError(
+                f"kernel.implementation={kernel.implementation.value} can't be tuned; use one of "
+                f"{', '.join(implementation.value for implementation in _TUNED)}"
+            )
+        if options := kernel_config(kernel):
+            raise UsageError(f"kernel.{min(options)} is set, and jobs.tune is to find it: leave it out")
+        tuning, fraction = settings.tuning, settings.cluster.gpu_memory_fraction
+        # And one more for the single calls of the fastest one.
+        if (tuning.round_size + 1) * fraction > 1:
+            raise UsageError(
+                f"tuning.round_size={tuning.round_size} executables and one more don't fit beside each other, as each "
+                f"maps cluster.gpu_memory_fraction={fraction} of a GPU's memory; at most {int(1 / fraction) - 1} do"
+            )
+        settings = copy.deepcopy(settings)
+        path = Path(settings.tuning.table or run_dir / TABLE_NAME).expanduser().absolute()
+        if not path.parent.is_dir():
+            raise UsageError(f"tuning.table={path}: {path.parent} is no folder")
+        if path.exists():
+            read_table("tuning.table", str(path))
+        settings.tuning.table = str(path)
+        return settings
+
+    @staticmethod
+    def unfinished(settings: Settings, cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:
+        """Cases whose last round isn't complete.
+
+        Raises:
+          UsageError: the rows are those of another kind of job.
+        """
+        if not all(row.requested.startswith(CANDIDATE) for row in rows):
+            raise UsageError(f"resume={settings.resume} is a run directory of jobs.bench, not of jobs.tune")
+        finished = set()
+        for row in rows:
+            number, _, num_rounds = row.requested.removesuffix(_REFERENCE).removeprefix(CANDIDATE).partition("/")
+            if row.requested.endswith(_REFERENCE) and number == num_rounds:
+                finished.add(row.case)
+        return [case for case in cases if case not in finished]
+
+    @staticmethod
+    def steps(case: Case, settings: Settings, device_kind: str) -> list[Step]:
+        """What ``report`` gets of a case, at most."""
+        return tuning_steps(case, settings.kernel.implementation.value, settings, device_kind)
+
+    def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterator[Row]:
+        """Rows of all candidates that no complete round among ``rows`` has; then the table has the winner.
+
+        Raises:
+          UsageError: the implementation can't run on this case.
+          GangLost: a rank died, or the gang hangs.
+          InfrastructureError: a rank is too slow, or not like the others.
+        """
+        reference, *others = self._candidates(case)
+        rounds = _complete_rounds([row for row in rows if row.case == case])
+        measured = [row.config for of_round in rounds for row in of_round]
+        left = [config for config in others if to_plain(config) not in measured]
+        size = self._settings.tuning.round_size - 1
+        batches = [left[start : start + size] for start in range(0, len(left), size)] or [[]]
+        num_rounds = len(rounds) + len(batches)
+        for number, batch in enumerate(batches, len(rounds) + 1):
+            found = self._round(case, [reference, *batch], number, num_rounds)
+            rounds.append(found)
+            for row in found[:-1]:
+                relative = _relative(row.samples_us.get(HEADLINE, []), found[-1].samples_us.get(HEADLINE, []))
+                told = f"{relative:.3f} x the heuristic's time" if math.isfinite(relative) else "no time"
+                self._announce(f"{case}: {told} by {_changes(row.config, found[-1].config)}: {row.reason}")
+            if number == num_rounds:
+                self._conclude(case, rounds)
+            yield from found
+
+    def _candidates(self, case: Case) -> list[Config]:
+        """The heuristic's config, what the table in use has for the case, then those of ``cmkernel.candidates``."""
+        tuning, shape = self._settings.tuning, self._shape(case)
+        candidates: list[Config] = []
+        if self._implementation == "mosaic_gpu":
+            assert self._num_sms is not None
+            candidates += kernel_candidates(**shape.sizes, num_sms=self._num_sms, slowest=tuning.max_modelled)
+        else:
+            candidates += ppermute_candidates(m_shard=case.m_shard)
+        table = shipped() if self._table is None else self._table
+        if (known := table.find(self._implementation, shape, self._num_sms)) is not None:
+            candidates.insert(1, known.config)
+        return list(dict.fromkeys(candidates))[: tuning.max_candidates]
+
+    @property
+    def _implementation(self) -> str:
+        wanted = self._settings.kernel.implementation
+        if wanted is Implementation.auto:
+            return "mosaic_gpu" if self._gang.members[0].gpu_uuid else "ppermute"
+        return wanted.value
+
+    @functools.cached_property
+    def _num_sms(self) -> int | None:
+        found = self._call("num_sms", doing="asking for the number of SMs")
+        if len(set(found)) > 1:
+            raise InfrastructureError(f"ranks have GPUs with {sorted(set(found))} SMs; ranks must be alike")
+        return found[0]
+
+    def _shape(self, case: Case) -> Shape:
+        sizes = {name: getattr(case, name) for name in ("num_ranks", "m_shard", "k", "n_shard", "dtype")}
+        return Shape(device_kind=self._device_kind, **sizes)
+
+    def _round(self, case: Case, configs: Sequence[Config], number: int, num_rounds: int) -> list[Row]:
+        """Open, check and time these, the reference first; their rows, the reference's last."""
+        requested = _ROUND.format(number, num_rounds)
+        self._begin(Step(case, round_name(number, "inputs")))
+        candidates = [
+            _Candidate(config, f"candidate {place}", "a candidate" if place else "the heuristic's config")
+            for place, config in enumerate(configs)
+        ]
+        requests = [
+            Request(requested, self._implementation, dataclasses.asdict(c.config), label=c.label) for c in candidates
+        ]
+        opened = self._open(case, requests)
+        ready = [c for c, o in zip(candidates, opened, strict=True) if self._is_ready(case, c, o, number)]
+        if candidates[0].check is None:
+            raise UsageError(f"{case}: {self._implementation} can't be tuned: {candidates[0].reason}")
+        self._call("start_sampling", doing="starting NVML")
+        if candidates[0] in ready:
+            self._race(case, ready, number)
+        telemetry = tuple(t for t in self._call("stop_sampling", doing="stopping NVML") if t is not None)
+        self._check_fastest(case, [c for c in ready if c.samples], number)
+        self._call("close_case", doing=f"closing {case}")
+        rows = [self._row(case, c, requested, telemetry) for c in candidates[1:]]
+        return self._with_derived([*rows, self._row(case, candidates[0], requested + _REFERENCE, telemetry)])
+
+    def _is_ready(self, case: Case, candidate: _Candidate, opened: Opened, number: int) -> bool:
+        """Whether it compiles and its chain is right; else it says why not."""
+        self._begin(Step(case, round_name(number, candidate.label)), _told(candidate.config))
+        refusal = None if opened.runs else opened.reason
+        if refusal is None:
+            refusal = self._first(self._call("try_chain", candidate.label, doing=f"compiling a candidate on {case}"))
+        if refusal is not None:
+            candidate.reason = refusal
+            return False
+        # The chain alone: single calls would be one more program to compile for each candidate.
+        candidate.check = self._check(case, candidate.label, True, calls=0)
+        return candidate.check.passed
+
+    def _race(self, case: Case, ready: Sequence[_Candidate], number: int) -> None:
+        """Bursts in turn, in another order each time; who is hopeless after one drops out, but not the reference."""
+        tuning = self._settings.tuning
+        timing = dataclasses.replace(
+            self._settings.timing, iterations=0, bursts=tuning.bursts, chains=tuning.bursts * tuning.chains
+        )
+        for candidate in ready:
+            candidate.samples = [[] for _ in range(case.num_ranks)]
+        racing = list(ready)
+        for burst in range(tuning.bursts):
+            fastest = {f"{self._implementation} {_told(c.config)}": {HEADLINE: c.samples} for c in racing if burst}
+            self._begin(Step(case, round_name(number, burst_name(burst, tuning.bursts))), None, fastest)
+            first = burst % len(racing)
+            for candidate in racing[first:] + racing[:first]:
+                ranks = self._call("burst", candidate.label, burst, timing, doing=f"timing a candidate on {case}")
+                for samples, times in zip(candidate.samples, ranks, strict=True):
+                    samples.append(times[HEADLINE])
+            limit_us = tuning.early_stop * min(_headline_us(c.samples) for c in racing)
+            for candidate in racing[1:]:
+                if _headline_us(candidate.samples) > limit_us:
+                    candidate.reason = f"a candidate, stopped after {burst + 1} of {tuning.bursts} bursts"
+            racing = [c for c in racing if c is ready[0] or _headline_us(c.samples) <= limit_us]
+
+    def _check_fastest(self, case: Case, ready: Sequence[_Candidate], number: int) -> None:
+        """The whole check of the one that may go into the table; of the next one where it fails."""
+        self._begin(Step(case, round_name(number, "check")))
+        relative = {c.label: _relative(c.samples, ready[0].samples) for c in ready}
+        for candidate in sorted(ready, key=lambda c: relative[c.label]):
+            candidate.check = self._check(case, candidate.label, True)
+            if candidate.check.passed:
+                return
+            candidate.samples = []
+
+    def _row(self, case: Case, candidate: _Candidate, requested: str, telemetry: tuple[Telemetry, ...]) -> Row:
+        samples = {HEADLINE: candidate.samples} if candidate.samples else {}
+        return Row(
+            case=case,
+            implementation=self._implementation,
+            requested=requested,
+            reason=candidate.reason,
+            config=to_plain(candidate.config),
+            check=candidate.check,
+            samples_us=samples,
+            telemetry=telemetry if candidate.check else (),
+            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            attempt=self._attempt,
+            **spreads(samples),
+        )
+
+    def _conclude(self, case: Case, rounds: Sequence[Sequence[Row]]) -> None:
+        """Put the fastest config into the table: the heuristic's, unless another one is faster by ``min_gain``."""
+        raced = [
+            (_relative(row.samples_us[HEADLINE], reference.samples_us[HEADLINE]), row, reference)
+            for *others, reference in rounds
+            for row in [reference, *others]
+            if row.samples_us and reference.samples_us
+        ]
+        if not raced:
+            self._announce(f"{case}: no config passed its check: nothing for the table")
+            return
+        relative, winner, reference = min(raced, key=lambda one: one[0])
+        if relative > 1 - self._settings.tuning.min_gain:
+            relative, winner = 1.0, reference
+        assert winner.config
+        assert winner.headline_us
+        assert reference.headline_us
+        entry = Entry(
+            shape=self._shape(case),
+            implementation=self._implementation,
+            config=from_plain(self._implementation, winner.config),
+            us=round(winner.headline_us, 2),
+            heuristic_us=round(reference.headline_us, 2),
+            date=winner.time[: len("2000-01-01")],
+            jax=self._gang.members[0].versions["jax"],
+        )
+        assert self._settings.tuning.table
+        path = Path(self._settings.tuning.table)
+        table = read_table("tuning.table", str(path)) if path.exists() else None
+        try:
+            (table or Table()).merged([entry]).write(path)
+        except OSError as error:
+            raise InfrastructureError(f"tuning.table={path}: can't be written ({error.strerror})") from error
+        found = f"{100 * (1 - relative):.1f} % faster than" if winner is not reference else "no config is faster than"
+        changed = f" by {_changes(winner.config, reference.config)}" if winner is not reference else ""
+        self._announce(f"{case}: {winner.headline_us:.2f} us{changed}, {found} the heuristic's config; in {path}")
+
+
+def _complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of one case by round, the reference last; those of a round that was cut short are left out."""
+    rounds: list[list[Row]] = []
+    current: list[Row] = []
+    for row in rows:
+        # What is left of a round before this one was cut short.
+        if current and current[-1].requested != row.requested.removesuffix(_REFERENCE):
+            current = []
+        current.append(row)
+        if row.requested.endswith(_REFERENCE):
+            rounds.append(current)
+            current = []
+    return rounds
+
+
+def _headline_us(samples: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Maximum over ranks of each rank's median."""
+    return max(statistics.median(value for burst in rank for value in burst) for rank in samples)
+
+
+def _relative(samples: Samples, reference: Samples) -> float:
+    """Time relative to the reference's: the median over the bursts that both had, each compared with its own turn."""
+    num_bursts = min(len(samples[0]), len(reference[0])) if samples and reference else 0
+    if not num_bursts:
+        return math.inf
+    return statistics.median(
+        _headline_us([rank[burst : burst + 1] for rank in samples])
+        / _headline_us([rank[burst : burst + 1] for rank in reference])
+        for burst in range(num_bursts)
+    )
+
+
+def _told(config: Config) -> str:
+    return " ".join(f"{name}={value}" for name, value in to_plain(config).items())
+
+
+def _changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> str:
+    """The options in which a config differs from that of a reference."""
+    options = (config or {}).items()
+    return " ".join(f"{name}={value}" for name, value in options if value != (reference or {}).get(name))

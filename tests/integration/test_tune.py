@@ -1,0 +1,195 @@
+"""Tuning on CPU ranks: candidates measured, the winner in a table, the table used, and a slow config found out."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cmkernel import PpermuteConfig, Table
+from jobs import tuner
+from jobs.gang.cluster import connect
+from jobs.gang.gang import Gang
+from jobs.measure.plan import expand
+from jobs.tuner import Tuner
+from tests.integration.bench_process import QUICK, ROOT, environment, finish, run, start
+from tests.jobs.test_settings import composed
+
+# A program of many pieces takes long to compile.
+SHORT = (*QUICK, "timing.chain_length=2")
+ONE_CASE = (*SHORT, "problem.m_shard=64")
+# Three rounds: the default and one of 2, 4 and 8 pieces each.
+ROUNDS = ("tuning.round_size=2", "tuning.bursts=2", "tuning.chains=1")
+PIECES = [2, 1, 4, 1, 8, 1]
+
+
+def pieces(rows):
+    return [row["config"]["num_chunks"] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("tune") / "run"
+    finished = run(*ONE_CASE, *ROUNDS, f"run_dir={run_dir}", job="jobs.tune")
+    assert finished.code == 0, finished.stderr
+    return finished, run_dir / "tuned.jsonl"
+
+
+def test_each_candidate_is_a_checked_row_and_the_winner_is_in_the_table(tuned):
+    finished, path = tuned
+    rows = finished.rows()
+    assert pieces(rows) == PIECES
+    assert [row["requested"] for row in rows[:2]] == ["tune:1/3", "tune:1/3:heuristic"]
+    assert rows[-1]["requested"] == "tune:3/3:heuristic"
+    for row in rows:
+        assert row["implementation"] == "ppermute"
+        assert row["check"]["passed"]
+        assert row["in_graph_us"]["max"] > 0
+        assert set(row["samples_us"]) == {"in_graph_us"}
+    for candidate, reference in zip(rows[::2], rows[1::2], strict=True):
+        calls = sorted((candidate["check"]["calls"], reference["check"]["calls"]))
+        assert calls == [2, 4], "two chains, and of the faster one single calls too"
+    (entry,) = Table.read(path).entries
+    assert entry.shape == dataclasses.replace(entry.shape, device_kind="cpu", num_ranks=2, m_shard=64, k=256)
+    assert entry.us <= entry.heuristic_us
+    assert f"in {path}" in finished.stdout
+
+
+def test_the_table_is_used_and_a_config_that_is_slow_is_found(tuned, tmp_path):
+    _, path = tuned
+    # So that it can be told from the default: as if two pieces had won.
+    table = Table.read(path)
+    two = tmp_path / "two.jsonl"
+    Table(tuple(dataclasses.replace(entry, config=PpermuteConfig(num_chunks=2)) for entry in table.entries)).write(two)
+    sides = {
+        "base": ["problem.m_shard=[64,96,512]", f"kernel.table={two}"],
+        "slow": ["problem.m_shard=[64]", "kernel=ppermute", "kernel.num_chunks=32"],
+    }
+    rows = {}
+    for name, overrides in sides.items():
+        finished = run(*SHORT, "timing.baselines=[]", *overrides, f"run_dir={tmp_path / name}")
+        assert finished.code == 0, finished.stderr
+        rows[name] = finished.rows()
+    own, near, far = rows["base"]
+    date = table.entries[0].date
+    assert own["reason"].endswith(f"its config tuned on {date}")
+    assert near["reason"].endswith(f"its config tuned on {date} for m_shard=64 k=256 n_shard=256, the nearest")
+    assert far["reason"].endswith("its config by the heuristic")
+    assert pieces(rows["base"]) == [2, 2, 1]
+    assert pieces(rows["slow"]) == [32]
+    command = [sys.executable, "-m", "jobs.compare", tmp_path / "base", tmp_path / "slow"]
+    compared = subprocess.run(
+        [*command, "--spread", "100%", "--fail-over", "100%"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert compared.returncode == 1, compared.stdout + compared.stderr
+    assert "REGRESSION: ppermute on m_shard=64" in compared.stdout
+
+
+def test_a_table_that_cannot_be_read_is_refused(tmp_path):
+    path = tmp_path / "tuned.jsonl"
+    path.write_text("{}\n")
+    for job, option in (("jobs.bench", "kernel.table"), ("jobs.tune", "tuning.table")):
+        finished = run(*ONE_CASE, f"{option}={path}", f"run_dir={tmp_path / job}", job=job)
+        assert finished.code == 2
+        assert f"{option}={path}: {path}:1: no entry of a table" in finished.result["error"]
+
+
+def test_a_stopped_tuning_goes_on_where_it_was_and_measures_nothing_twice(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start(*ONE_CASE, *ROUNDS, f"run_dir={run_dir}", job="jobs.tune")
+    journal, deadline_s = run_dir / "results.jsonl", time.monotonic() + 100
+    while not (journal.exists() and b"heuristic" in journal.read_bytes()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    stopped = finish(process, timeout_s=60)
+    assert stopped.code == 143, stopped.stderr
+    before = stopped.rows()
+    assert 2 <= len(before) < len(PIECES)
+    resumed = run(f"resume={run_dir}", job="jobs.tune")
+    assert resumed.code == 0, resumed.stderr
+    rows = resumed.rows()
+    assert rows[: len(before)] == before
+    assert pieces(rows) == PIECES
+    assert rows[-1]["requested"] == "tune:3/3:heuristic"
+    assert len(Table.read(run_dir / "tuned.jsonl").entries) == 1
+    again = run(f"resume={run_dir}", job="jobs.tune")
+    assert (again.code, again.result["rows"]) == (0, len(PIECES))
+    refused = run(f"resume={run_dir}", job="jobs.bench")
+    assert refused.code == 2
+    assert "is a run directory of jobs.tune, not of jobs.bench" in refused.result["error"]
+
+
+# The tuner itself over a gang, with other candidates.
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return composed(*ONE_CASE, "cluster=local", "tuning.bursts=3", "tuning.early_stop=1.5")
+
+
+@pytest.fixture(scope="module")
+def gang(settings):
+    with pytest.MonkeyPatch.context() as patch, connect(settings.cluster) as cluster:
+        # What conftest.py sets is for this process.
+        patch.delenv("XLA_FLAGS", raising=False)
+        with Gang.start(cluster, settings.cluster, 2) as gang:
+            yield gang
+
+
+def tune(gang, settings, tmp_path, monkeypatch, *candidates):
+    monkeypatch.setattr(
+        tuner, "ppermute_candidates", lambda m_shard: [PpermuteConfig(num_chunks=n) for n in candidates]
+    )
+    said, begun = [], []
+    settings = Tuner.settle(settings, tmp_path)
+    measured = Tuner(gang, settings, 1, report=lambda *step: begun.append(step), announce=said.append)
+    (case,) = expand(settings.problem, 2)
+    rows = list(measured.run(case))
+    # Progress finds each step in its plan, in this order.
+    plan = Tuner.steps(case, settings, "cpu")
+    places = [plan.index(step) for step, _, _ in begun]
+    assert places == sorted(set(places))
+    return rows, said
+
+
+def test_a_config_that_beats_the_heuristic_is_checked_as_a_whole_and_wins(gang, settings, tmp_path, monkeypatch):
+    rows, said = tune(gang, settings, tmp_path, monkeypatch, 16, 1, 32)
+    slow, fast, reference = rows[1], rows[0], rows[2]
+    assert [row.config["num_chunks"] for row in (fast, slow, reference)] == [1, 32, 16]
+    assert fast.check.calls == 4
+    assert (slow.check.calls, reference.check.calls) == (2, 2)
+    assert len(fast.samples_us["in_graph_us"][0]) == 3
+    assert len(slow.samples_us["in_graph_us"][0]) < 3, "hopeless from the first burst on"
+    assert "stopped after 1 of 3 bursts" in slow.reason
+    (entry,) = Table.read(tmp_path / "tuned.jsonl").entries
+    assert entry.config == PpermuteConfig(num_chunks=1)
+    assert entry.us < entry.heuristic_us == pytest.approx(reference.headline_us, abs=0.01)
+    assert any("by num_chunks=1" in text and "faster than the heuristic's config" in text for text in said)
+
+
+def test_results_that_are_wrong_keep_a_config_out_of_the_table(gang, settings, tmp_path, monkeypatch):
+    wrong = dataclasses.replace(settings, check=composed("check.calls=1", "check.fault=wrong_element").check)
+    rows, said = tune(gang, wrong, tmp_path, monkeypatch, 1, 2)
+    assert len(rows) == 2
+    assert all(row.failed and not row.samples_us for row in rows)
+    assert not (tmp_path / "tuned.jsonl").exists()
+    assert "no config passed its check" in said[-1]
+
+
+def test_a_merged_table_keeps_what_it_had(gang, settings, tmp_path, monkeypatch):
+    tune(gang, settings, tmp_path, monkeypatch, 1)
+    path = tmp_path / "tuned.jsonl"
+    (entry,) = Table.read(path).entries
+    other = dataclasses.replace(entry, shape=dataclasses.replace(entry.shape, k=512))
+    Table((other,)).write(path)
+    rows, _ = tune(gang, settings, tmp_path, monkeypatch, 1)
+    assert [row.requested for row in rows] == ["tune:1/1:heuristic"]
+    assert [known.shape.k for known in Table.read(path).entries] == [256, 512]
+    assert json.loads(path.read_text().splitlines()[0])["implementation"] == "ppermute"

@@ -1,0 +1,88 @@
+"""What can be told of a tuning without a gang: its options, and which rounds are complete."""
+
+import dataclasses
+
+import pytest
+
+from jobs import tuner
+from jobs.benchmark import Benchmark
+from jobs.errors import UsageError
+from jobs.tuner import Tuner
+from tests.jobs.run_rows import article_rows
+from tests.jobs.test_settings import composed
+
+ROW = article_rows()[0]
+
+
+def rows_of(*requested):
+    return [dataclasses.replace(ROW, requested=f"tune:{name}") for name in requested]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["kernel=xla"], r"kernel.implementation=xla can't be tuned; use one of auto, mosaic_gpu, ppermute"),
+        (["kernel=mosaic_gpu", "kernel.tile_n=128"], r"kernel.tile_n is set, and jobs.tune is to find it"),
+        (["tuning.table=/nowhere/tuned.jsonl"], r"tuning.table=/nowhere/tuned.jsonl: /nowhere is no folder"),
+        (
+            ["tuning.round_size=5", "cluster.gpu_memory_fraction=0.2"],
+            r"tuning.round_size=5 .* cluster.gpu_memory_fraction=0.2 of a GPU's memory; at most 4 do",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(overrides, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        Tuner.settle(composed(*overrides), tmp_path)
+
+
+def test_the_table_is_in_the_run_directory_unless_it_is_named(tmp_path):
+    given = composed()
+    assert Tuner.settle(given, tmp_path).tuning.table == str(tmp_path / "tuned.jsonl")
+    assert given.tuning.table is None
+    named = composed(f"tuning.table={tmp_path / 'mine.jsonl'}")
+    assert Tuner.settle(named, tmp_path / "run").tuning.table == str(tmp_path / "mine.jsonl")
+
+
+def test_the_defaults_fit_beside_each_other(tmp_path):
+    assert Tuner.settle(composed("tuning.round_size=9"), tmp_path).tuning.round_size == 9
+    with pytest.raises(UsageError, match="at most 9 do"):
+        Tuner.settle(composed("tuning.round_size=10"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("requested", "finished"),
+    [
+        ((), False),
+        (("1/2", "1/2:heuristic"), False),
+        (("1/2", "1/2:heuristic", "2/2"), False),
+        (("1/2", "1/2:heuristic", "2/2", "2/2:heuristic"), True),
+        (("1/1:heuristic",), True),
+    ],
+)
+def test_a_case_is_finished_with_its_last_round(requested, finished):
+    unfinished = Tuner.unfinished(composed(), [ROW.case], rows_of(*requested))
+    assert unfinished == ([] if finished else [ROW.case])
+
+
+def test_rows_of_a_round_that_was_cut_short_are_left_out():
+    rows = rows_of("1/3", "1/3:heuristic", "2/3", "2/2", "2/2", "2/2:heuristic", "3/3")
+    assert [[row.requested for row in of_round] for of_round in tuner._complete_rounds(rows)] == [
+        ["tune:1/3", "tune:1/3:heuristic"],
+        ["tune:2/2", "tune:2/2", "tune:2/2:heuristic"],
+    ]
+
+
+def test_each_kind_of_job_refuses_the_others_run_directory():
+    settings = composed("resume=/runs/a")
+    with pytest.raises(UsageError, match=r"resume=/runs/a is a run directory of jobs.bench, not of jobs.tune"):
+        Tuner.unfinished(settings, [ROW.case], [ROW])
+    with pytest.raises(UsageError, match=r"resume=/runs/a is a run directory of jobs.tune, not of jobs.bench"):
+        Benchmark.unfinished(settings, [ROW.case], rows_of("1/1"))
+
+
+def test_a_candidate_is_compared_with_the_reference_burst_by_burst():
+    # Everything takes twice as long in the second burst, and a third one only the reference had.
+    candidate = [[[9.0, 9.0], [18.0, 18.0]], [[8.0, 8.0], [16.0, 16.0]]]
+    reference = [[[10.0, 10.0], [20.0, 20.0], [99.0]], [[9.0, 9.0], [18.0, 18.0], [99.0]]]
+    assert tuner._relative(candidate, reference) == pytest.approx(0.9)
+    assert tuner._relative([], reference) == float("inf")
