@@ -116,7 +116,8 @@ class Attempts:
                 print(f"# Gang     : {self._warm.reused}", flush=True)
             for line in [*self._header(gang), *([f"# {settled}"] if settled else [])]:
                 print(line, flush=True)
-            plan = self._kind.plan(cases, settings, gang.members[0].device_kind)
+            device_kind = gang.members[0].device_kind
+            plan = [step for case in cases for step in self._kind.steps(case, settings, device_kind)]
             progress = stack.enter_context(Progress(plan, sys.stdout))
 
             def report(step: Step, text: str, best: Best | None) -> None:

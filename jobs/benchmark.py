@@ -22,8 +22,8 @@ from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import BASELINE, CANDIDATE, Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
-from jobs.records import HEADLINE, Case, Check, Row, Spread, Telemetry
-from jobs.results.best import Best, best
+from jobs.records import Case, Check, Row, Spread, Telemetry
+from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
 from jobs.results.steps import Step, burst_name, steps_of
@@ -81,10 +81,10 @@ class Benchmark:
         return [case for case in cases if case not in finished]
 
     @staticmethod
-    def plan(cases: Sequence[Case], settings: Settings, device_kind: str) -> list[Step]:
-        """The steps that are reported of ``cases``, if nothing is skipped."""
+    def steps(case: Case, settings: Settings, device_kind: str) -> list[Step]:
+        """What ``report`` gets of a case, if nothing is skipped."""
         names = [request.implementation for request in requests_of(settings)]
-        return [step for case in cases for step in steps_of(case, names, settings, device_kind)]
+        return steps_of(case, names, settings, device_kind)
 
     def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterable[Row]:
         """Rows of one case: a time only where the check passed on every rank, a baseline's reason where it can't run.
@@ -112,7 +112,11 @@ class Benchmark:
                 self._announce(
                     f"{case}: {o.implementation} takes no config, so kernel.{', kernel.'.join(r.config)} don't apply"
                 )
-        checks = {name: self._check_it(case, name, r) for name, (o, r) in plan.items() if o.runs}
+        checks = {}
+        for name, (o, r) in plan.items():
+            if o.runs:
+                self._begin(Step(case, "check", r.implementation), name)
+                checks[name] = self._check(case, name, not r.is_baseline)
         passed = {name: plan[name][1].implementation for name, check in checks.items() if check.passed}
         for name, asked in passed.items():
             self._begin(Step(case, "warm-up", asked), name)
@@ -183,11 +187,7 @@ class Benchmark:
     def _begin(self, step: Step, name: str | None = None, samples: Mapping[str, Samples] | None = None) -> None:
         """Report a step, of the implementation that really runs, and the fastest one of the ``samples`` so far."""
         text = f"{step.case}: {step.doing}" if name is None else f"{step.case}: {name}: {step.doing}"
-        self._report(step, text, best(_headlines(samples or {})))
-
-    def _check_it(self, case: Case, name: str, request: Request) -> Check:
-        self._begin(Step(case, "check", request.implementation), name)
-        return self._check(case, name, not request.is_baseline)
+        self._report(step, text, best_of_samples(samples or {}))
 
     def _check(self, case: Case, name: str, is_target: bool, calls: int | None = None) -> Check:
         settings, timing = self._settings.check, self._settings.timing
@@ -294,12 +294,6 @@ def spreads(samples: Samples) -> dict[str, Any]:
         for name, ranks in samples.items()
     }
     return {name: Spread.over(values) for name, values in medians.items()}
-
-
-def _headlines(samples: Mapping[str, Samples]) -> dict[str, float | None]:
-    """Headline times so far, of the implementations that have samples on all ranks."""
-    timed = {name: times[HEADLINE] for name, times in samples.items() if all(times[HEADLINE])}
-    return {name: spreads({HEADLINE: ranks})[HEADLINE].max for name, ranks in timed.items()}
 
 
 def _slowest(profiles: list[Profile]) -> Profile:

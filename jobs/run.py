@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 def run(config: DictConfig, warm: WarmGang, kind: type[Benchmark] = Benchmark) -> Outcome:
     """One job, all its output but the RESULT line; never raises.
 
-    ``warm`` is what the points of a multirun share, ``kind`` what is done with each case.
+    ``warm`` is what the points of a multirun share, ``kind`` what the job does with each case.
     """
     outcome = Outcome()
     with outcome.recording():
@@ -106,9 +106,10 @@ def _measure(
         print(f"# Overrides: {overrides or 'none'}", flush=True)
         if settings.resume:
             print(f"# Resumed  : {settings.resume}, {len(outcome.rows)} rows are there", flush=True)
-        Attempts(
+        attempts = Attempts(
             cluster, warm, settings, cases, kind=kind, journal=journal, run_dir=run_dir, outcome=outcome, about=about
-        ).run()
+        )
+        attempts.run()
 
 
 def _cases(settings: Settings, cluster: Cluster, rows: Sequence[Row]) -> tuple[Case, ...]:

@@ -20,8 +20,8 @@ from jobs.benchmark import Benchmark, spreads
 from jobs.errors import InfrastructureError, UsageError
 from jobs.measure.programs import CANDIDATE, Opened, Request
 from jobs.records import HEADLINE, Case, Check, Row, Telemetry
-from jobs.results.steps import Step, burst_name, steps_of
-from jobs.settings import Implementation, Settings, TimingSettings, kernel_config
+from jobs.results.steps import Step, burst_name, round_name, tuning_steps
+from jobs.settings import Implementation, Settings, kernel_config
 from jobs.tables import read_table
 
 TABLE_NAME = "tuned.jsonl"
@@ -98,24 +98,9 @@ class Tuner(Benchmark):
         return [case for case in cases if case not in finished]
 
     @staticmethod
-    def plan(cases: Sequence[Case], settings: Settings, device_kind: str) -> list[Step]:
-        """The steps that are reported of ``cases``, if no candidate is left out."""
-        tuning = settings.tuning
-        size, num_others = tuning.round_size - 1, tuning.max_candidates - 1
-        num_rounds = max(1, math.ceil(num_others / size))
-        settings = dataclasses.replace(settings, timing=_race_timing(settings))
-        plan: list[Step] = []
-        for case in cases:
-            inputs, check, _, *bursts = steps_of(case, [settings.kernel.implementation.value], settings, device_kind)
-            for number in range(num_rounds):
-                requested, count = _ROUND.format(number + 1, num_rounds), 1 + min(size, num_others - number * size)
-                plan.append(Step(case, f"{requested}: inputs", None, inputs.expected_s))
-                labels = [_LABEL.format(place) for place in range(count)]
-                plan += [Step(case, f"{requested}: {label}", None, check.expected_s) for label in labels]
-                for burst, step in zip(range(tuning.bursts), bursts, strict=False):
-                    name = f"{requested}: {burst_name(burst, tuning.bursts)}"
-                    plan.append(Step(case, name, None, count * step.expected_s))
-        return plan
+    def steps(case: Case, settings: Settings, device_kind: str) -> list[Step]:
+        """What ``report`` gets of a case, at most."""
+        return tuning_steps(case, settings.kernel.implementation.value, settings, device_kind)
 
     def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterator[Row]:
         """Rows of all candidates that no complete round among ``rows`` has; then the table has the winner.
@@ -133,7 +118,7 @@ class Tuner(Benchmark):
         batches = [left[start : start + size] for start in range(0, len(left), size)] or [[]]
         num_rounds = len(rounds) + len(batches)
         for number, batch in enumerate(batches, len(rounds) + 1):
-            found = self._round(case, [reference, *batch], _ROUND.format(number, num_rounds))
+            found = self._round(case, [reference, *batch], number, num_rounds)
             rounds.append(found)
             for row in found[:-1]:
                 relative = _relative(row.samples_us.get(HEADLINE, []), found[-1].samples_us.get(HEADLINE, []))
@@ -175,33 +160,33 @@ class Tuner(Benchmark):
         sizes = {name: getattr(case, name) for name in ("num_ranks", "m_shard", "k", "n_shard", "dtype")}
         return Shape(device_kind=self._device_kind, **sizes)
 
-    def _round(self, case: Case, configs: Sequence[Config], requested: str) -> list[Row]:
+    def _round(self, case: Case, configs: Sequence[Config], number: int, num_rounds: int) -> list[Row]:
         """Open, check and time these, the reference first; their rows, the reference's last."""
-        self._begin(Step(case, f"{requested}: inputs"))
+        requested = _ROUND.format(number, num_rounds)
+        self._begin(Step(case, round_name(number, "inputs")))
         candidates = [
-            _Candidate(config, _LABEL.format(number), "a candidate" if number else "the heuristic's config")
-            for number, config in enumerate(configs)
+            _Candidate(config, f"candidate {place}", "a candidate" if place else "the heuristic's config")
+            for place, config in enumerate(configs)
         ]
         requests = [
             Request(requested, self._implementation, dataclasses.asdict(c.config), label=c.label) for c in candidates
         ]
-        opened = zip(candidates, self._open(case, requests), strict=True)
-        ready = [c for c, o in opened if self._is_ready(case, c, o, requested)]
+        opened = self._open(case, requests)
+        ready = [c for c, o in zip(candidates, opened, strict=True) if self._is_ready(case, c, o, number)]
         if candidates[0].check is None:
             raise UsageError(f"{case}: {self._implementation} can't be tuned: {candidates[0].reason}")
         self._call("start_sampling", doing="starting NVML")
         if candidates[0] in ready:
-            self._race(case, ready, requested)
+            self._race(case, ready, number)
         telemetry = tuple(t for t in self._call("stop_sampling", doing="stopping NVML") if t is not None)
-        self._check_fastest(case, [c for c in ready if c.samples])
+        self._check_fastest(case, [c for c in ready if c.samples], number)
         self._call("close_case", doing=f"closing {case}")
         rows = [self._row(case, c, requested, telemetry) for c in candidates[1:]]
         return self._with_derived([*rows, self._row(case, candidates[0], requested + _REFERENCE, telemetry)])
 
-    def _is_ready(self, case: Case, candidate: _Candidate, opened: Opened, requested: str) -> bool:
+    def _is_ready(self, case: Case, candidate: _Candidate, opened: Opened, number: int) -> bool:
         """Whether it compiles and its chain is right; else it says why not."""
-        step = Step(case, f"{requested}: {candidate.label}")
-        self._report(step, f"{case}: {requested}: {_told(candidate.config)}", None)
+        self._begin(Step(case, round_name(number, candidate.label)), _told(candidate.config))
         refusal = None if opened.runs else opened.reason
         if refusal is None:
             refusal = self._first(self._call("try_chain", candidate.label, doing=f"compiling a candidate on {case}"))
@@ -212,7 +197,7 @@ class Tuner(Benchmark):
         candidate.check = self._check(case, candidate.label, True, calls=0)
         return candidate.check.passed
 
-    def _race(self, case: Case, ready: Sequence[_Candidate], requested: str) -> None:
+    def _race(self, case: Case, ready: Sequence[_Candidate], number: int) -> None:
         """Bursts in turn, in another order each time; who is hopeless after one drops out, but not the reference."""
         tuning = self._settings.tuning
         timing = _race_timing(self._settings)
@@ -220,7 +205,8 @@ class Tuner(Benchmark):
             candidate.samples = [[] for _ in range(case.num_ranks)]
         racing = list(ready)
         for burst in range(tuning.bursts):
-            self._begin(Step(case, f"{requested}: {burst_name(burst, tuning.bursts)}"))
+            fastest = {f"{self._implementation} {_told(c.config)}": {HEADLINE: c.samples} for c in racing if burst}
+            self._begin(Step(case, round_name(number, burst_name(burst, tuning.bursts))), None, fastest)
             first = burst % len(racing)
             for candidate in racing[first:] + racing[:first]:
                 ranks = self._call("burst", candidate.label, burst, timing, doing=f"timing a candidate on {case}")
@@ -232,8 +218,9 @@ class Tuner(Benchmark):
                     candidate.reason = f"a candidate, stopped after {burst + 1} of {tuning.bursts} bursts"
             racing = [c for c in racing if c is ready[0] or _headline_us(c.samples) <= limit_us]
 
-    def _check_fastest(self, case: Case, ready: Sequence[_Candidate]) -> None:
+    def _check_fastest(self, case: Case, ready: Sequence[_Candidate], number: int) -> None:
         """The whole check of the one that may go into the table; of the next one where it fails."""
+        self._begin(Step(case, round_name(number, "check")))
         relative = {c.label: _relative(c.samples, ready[0].samples) for c in ready}
         for candidate in sorted(ready, key=lambda c: relative[c.label]):
             candidate.check = self._check(case, candidate.label, True)

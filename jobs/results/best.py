@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
 
+from jobs.records import HEADLINE
 from jobs.results.derive import fastest_us
 from jobs.settings import LOCALS
 
@@ -31,3 +34,14 @@ def best(headlines: Mapping[str, float | None]) -> Best | None:
     name = min(times_us, key=lambda name: times_us[name])
     local_us = fastest_us(LOCALS, headlines)
     return Best(name, times_us[name], times_us[name] / local_us if local_us else None)
+
+
+def best_of_samples(samples: Mapping[str, Mapping[str, Sequence[Sequence[Sequence[float]]]]]) -> Best | None:
+    """Of raw samples by implementation and time, ``[rank][burst][sample]`` each; those without any don't count."""
+    timed = {name: times[HEADLINE] for name, times in samples.items() if all(times[HEADLINE])}
+    return best(
+        {
+            name: max(statistics.median(itertools.chain.from_iterable(bursts)) for bursts in ranks)
+            for name, ranks in timed.items()
+        }
+    )

@@ -126,12 +126,15 @@ def case_name(case: Case) -> str:
     return f"{case.name.replace('.', '_')}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}"
 
 
-def case_summary(rows: Mapping[str, Row]) -> dict[str, Scalar]:
-    """Headline of one case, from its rows by implementation, under names that no other case of the run has."""
+def case_summary(rows: Mapping[str, Row], *, passed: bool) -> dict[str, Scalar]:
+    """Headline of one case, from its rows by implementation, under names that no other case of the run has.
+
+    ``passed``: whether all checks of the case did, those of rows that aren't given included.
+    """
     first = next(iter(rows.values()))
     values: dict[str, Scalar | None] = {f"{name}_{HEADLINE}": row.headline_us for name, row in rows.items()}
-    if checked := [row for row in rows.values() if row.check]:
-        values["check_passed"] = int(not any(row.failed for row in checked))
+    if any(row.check for row in rows.values()):
+        values["check_passed"] = int(passed)
     if fastest := best({name: row.headline_us for name, row in rows.items()}):
         figures = history(rows[fastest.implementation], 0)
         values |= {"best": fastest.implementation, "best_us": fastest.time_us}

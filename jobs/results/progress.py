@@ -76,18 +76,15 @@ class Progress:
         """The step before this one is done, and ``step`` begins; steps of the plan in between are skipped.
 
         Args:
-          step: one of the plan, behind the last one; of another one only the text is shown.
+          step: one of the plan, behind the last one; another one counts as part of the step before it.
           text: what people shall read of it.
           best: the fastest implementation of the case so far.
         """
         now_s = time.monotonic()
-        if step in self._plan[self._next :]:
-            place = self._plan.index(step, self._next)
-            if self._place is not None:
-                self._done_expected_s += self._plan[self._place].expected_s
-                self._done_s += now_s - self._began_s
-            self._expected_s -= sum(passed.expected_s for passed in self._plan[self._place or 0 : place])
-            self._place, self._next, self._began_s = place, place + 1, now_s
+        ahead = range(self._next, len(self._plan))
+        place = next((place for place in ahead if self._plan[place] == step), None)
+        if place is not None:
+            self._move_to(place, now_s)
         place = self._place or 0
         if self._bar:
             self._bar.update(self._task, completed=place, description=f"{text}; {best}" if best else text)
@@ -95,6 +92,13 @@ class Progress:
             self._last_line_s = now_s
             parts = [text, f"about {told_s(self.left_s)} left", *([str(best)] if best else [])]
             print(f"# {place + 1}/{len(self._plan)} {'; '.join(parts)}", file=self._stream, flush=True)
+
+    def _move_to(self, place: int, now_s: float) -> None:
+        if self._place is not None:
+            self._done_expected_s += self._plan[self._place].expected_s
+            self._done_s += now_s - self._began_s
+        self._expected_s -= sum(passed.expected_s for passed in self._plan[self._place or 0 : place])
+        self._place, self._next, self._began_s = place, place + 1, now_s
 
     def print(self, line: str) -> None:
         """A line that stays, at once: above the bar where there is one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 
 from cmkernel import cost
@@ -37,43 +39,91 @@ class Step:
     expected_s: float = dataclasses.field(default=0.0, compare=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Expected:
+    """Durations of one case on one kind of device."""
+
+    case: Case
+    settings: Settings
+    device_kind: str
+
+    @property
+    def has_model(self) -> bool:
+        return cost.device_model(self.device_kind) is not None
+
+    @functools.cached_property
+    def _times(self) -> cost.ExpectedTime:
+        case, device = self.case, cost.device_model(self.device_kind) or _UNKNOWN_DEVICE
+        sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
+        return cost.expected_time(device, **sizes, dtype=case.dtype)
+
+    def calls_s(self, name: str, num_calls: float, num_dispatched: float) -> float:
+        """Of so many calls of an implementation, by so many dispatches."""
+        of_call_us = self._times.overlapped_us
+        if name in LOCALS:
+            of_call_us = self._times.local_us
+        elif name in GATHERS:
+            of_call_us = self._times.serial_us
+        overhead_us = _CALL_US if self.has_model else _UNKNOWN_CALL_US
+        return (num_calls * of_call_us + num_dispatched * overhead_us) * 1e-6
+
+    def check_s(self, name: str, *, is_first: bool, calls: int) -> float:
+        """Of one check with so many single calls, its programs compiled; the first one of a case compiles more."""
+        num_programs = _OWN_PROGRAMS + (_ORACLE_PROGRAMS if is_first else 0)
+        oracle_s = (calls + _MORE_CHECKS) * self._times.local_us * 1e-6 / _ORACLE_SHARE_OF_PEAK
+        num_calls = calls + 1 + 2 * self.settings.timing.chain_length
+        return num_programs * _COMPILE_S + oracle_s + self.calls_s(name, num_calls, calls + _MORE_CHECKS)
+
+    def chains_s(self, name: str, samples: float) -> float:
+        """Of so many samples of ``in_graph_us``."""
+        timing = self.settings.timing
+        dispatched = samples * timing.chain_repeats
+        return self.calls_s(name, dispatched * timing.chain_length, dispatched)
+
+
 def steps_of(case: Case, implementations: Sequence[str], settings: Settings, device_kind: str) -> list[Step]:
     """All steps of a case, in order; those of an implementation whose check fails will be skipped."""
-    timing, model = settings.timing, cost.device_model(device_kind)
-    device = model or _UNKNOWN_DEVICE
-    overhead_us = _CALL_US if model else _UNKNOWN_CALL_US
-    sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
-    expected = cost.expected_time(device, **sizes, dtype=case.dtype)
-
-    def calls_s(name: str, num_calls: float, num_dispatched: float) -> float:
-        in_program_us = expected.overlapped_us
-        if name in LOCALS:
-            in_program_us = expected.local_us
-        elif name in GATHERS:
-            in_program_us = expected.serial_us
-        return (num_calls * in_program_us + num_dispatched * overhead_us) * 1e-6
-
-    oracle_s = (settings.check.calls + _MORE_CHECKS) * expected.local_us * 1e-6 / _ORACLE_SHARE_OF_PEAK
+    timing, expected = settings.timing, _Expected(case, settings, device_kind)
     steps = [Step(case, "inputs", None, _INPUT_PROGRAMS * _COMPILE_S)]
     for place, name in enumerate(implementations):
-        num_programs = _OWN_PROGRAMS + (_ORACLE_PROGRAMS if place == 0 else 0)
-        num_calls = settings.check.calls + 1 + 2 * timing.chain_length
-        check_s = num_programs * _COMPILE_S + oracle_s + calls_s(name, num_calls, settings.check.calls + 3)
+        check_s = expected.check_s(name, is_first=place == 0, calls=settings.check.calls)
         steps.append(Step(case, "check", name, check_s))
     for name in implementations:
-        warm_up_s = calls_s(name, timing.warmup + timing.chain_length, timing.warmup + 1)
+        warm_up_s = expected.calls_s(name, timing.warmup + timing.chain_length, timing.warmup + 1)
         steps.append(Step(case, "warm-up", name, warm_up_s))
-    in_chains = timing.chains * timing.chain_length * timing.chain_repeats
     for burst in range(timing.bursts):
         for name in implementations:
-            dispatched = timing.iterations + timing.chains * timing.chain_repeats
-            burst_s = calls_s(name, timing.iterations + in_chains, dispatched) / timing.bursts
-            steps.append(Step(case, burst_name(burst, timing.bursts), name, burst_s))
-    if model:
-        profiled_s = sum(calls_s(name, timing.profiled_calls, timing.profiled_calls) for name in implementations)
-        align_s = len(implementations) * timing.profiled_calls * _ALIGN_US * 1e-6
-        steps.append(Step(case, "profile", None, _TRACE_S + profiled_s + align_s))
+            of_all_s = expected.calls_s(name, timing.iterations, timing.iterations)
+            of_all_s += expected.chains_s(name, timing.chains)
+            steps.append(Step(case, burst_name(burst, timing.bursts), name, of_all_s / timing.bursts))
+    if expected.has_model:
+        calls = timing.profiled_calls
+        profile_s = sum(expected.calls_s(name, calls, calls) + calls * _ALIGN_US * 1e-6 for name in implementations)
+        steps.append(Step(case, "profile", None, _TRACE_S + profile_s))
     return steps
+
+
+def tuning_steps(case: Case, implementation: str, settings: Settings, device_kind: str) -> list[Step]:
+    """All steps of a case that is tuned, with as many candidates as may be; those that are left out will be skipped."""
+    tuning, expected = settings.tuning, _Expected(case, settings, device_kind)
+    num_rounds = max(1, math.ceil((tuning.max_candidates - 1) / (tuning.round_size - 1)))
+    steps = []
+    for number in range(1, num_rounds + 1):
+        steps.append(Step(case, round_name(number, "inputs"), None, _INPUT_PROGRAMS * _COMPILE_S))
+        for place in range(tuning.round_size):
+            check_s = expected.check_s(implementation, is_first=place == 0, calls=0)
+            steps.append(Step(case, round_name(number, f"candidate {place}"), None, check_s))
+        burst_s = tuning.round_size * expected.chains_s(implementation, tuning.chains)
+        for burst in range(tuning.bursts):
+            steps.append(Step(case, round_name(number, burst_name(burst, tuning.bursts)), None, burst_s))
+        check_s = expected.check_s(implementation, is_first=False, calls=settings.check.calls)
+        steps.append(Step(case, round_name(number, "check"), None, check_s))
+    return steps
+
+
+def round_name(number: int, doing: str) -> str:
+    """What a step of a round of candidates is called."""
+    return f"round {number}: {doing}"
 
 
 def burst_name(burst: int, bursts: int) -> str:

@@ -56,7 +56,7 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
     assert "# Out of bounds values : 0 OK" in footer
     # Progress finds each step in its plan, in this order, and the fastest implementation once there is one.
     run = {"auto", "xla", "local"}
-    plan = Benchmark.plan([case], SETTINGS, "cpu")
+    plan = Benchmark.steps(case, SETTINGS, "cpu")
     assert [step for step, _, _ in begun] == [step for step in plan if step.implementation in {None, *run}]
     assert begun[1][1] == f"{case}: ppermute: check"
     assert begun[0][2] is None

@@ -147,11 +147,16 @@ def tune(gang, settings, tmp_path, monkeypatch, *candidates):
     monkeypatch.setattr(
         tuner, "ppermute_candidates", lambda m_shard: [PpermuteConfig(num_chunks=n) for n in candidates]
     )
-    said = []
+    said, begun = [], []
     settings = Tuner.settle(settings, tmp_path)
-    measured = Tuner(gang, settings, 1, report=lambda text: None, announce=said.append)
+    measured = Tuner(gang, settings, 1, report=lambda *step: begun.append(step), announce=said.append)
     (case,) = expand(settings.problem, 2)
-    return list(measured.run(case)), said
+    rows = list(measured.run(case))
+    # Progress finds each step in its plan, in this order.
+    plan = Tuner.steps(case, settings, "cpu")
+    places = [plan.index(step) for step, _, _ in begun]
+    assert places == sorted(set(places))
+    return rows, said
 
 
 def test_a_config_that_beats_the_heuristic_is_checked_as_a_whole_and_wins(gang, settings, tmp_path, monkeypatch):

@@ -45,18 +45,18 @@ def test_units_stand_in_the_names():
 def test_a_baseline_that_could_not_run_has_no_figures():
     refused = Row(case=CASE, implementation="torch_fused", requested="baseline", check=None, reason="no torch")
     assert not any(name.startswith("torch_fused/") for name in metrics.history(refused, 1))
-    assert metrics.case_summary({"torch_fused": refused}) == {}
+    assert metrics.case_summary({"torch_fused": refused}, passed=True) == {}
 
 
 def test_the_best_is_the_fastest_that_passed_and_communicates():
     rows = {r.implementation: r for r in (WRONG, row("xla", 150.0), row("mosaic_gpu", 90.0), row("local", 50.0))}
-    found = metrics.case_summary(rows)
+    found = metrics.case_summary(rows, passed=False)
     prefix = "tiny_a/8x16x8/float32"
     assert found[f"{prefix}/best"] == "mosaic_gpu"
     assert (found[f"{prefix}/best_us"], found[f"{prefix}/best_ratio_to_local"]) == (90.0, 1.25)
     assert found[f"{prefix}/check_passed"] == 0, "ppermute's results are wrong"
     assert f"{prefix}/ppermute_in_graph_us" not in found
-    assert "best" not in str(metrics.case_summary({"local": row("local", 50.0)}))
+    assert "best" not in str(metrics.case_summary({"local": row("local", 50.0)}, passed=True))
 
 
 def test_tags_name_the_device_and_what_the_job_is_about():
