@@ -28,8 +28,6 @@ TABLE_NAME = "tuned.jsonl"
 # What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
 # against. That row is a round's last one: with it the round is complete.
 _ROUND, _REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
-# Of a round's candidates; 0 is the reference.
-_LABEL = "candidate {}"
 Samples = Sequence[Sequence[Sequence[float]]]  # [rank][burst][sample]
 _TUNED = (Implementation.auto, Implementation.mosaic_gpu, Implementation.ppermute)
 
@@ -200,7 +198,9 @@ class Tuner(Benchmark):
     def _race(self, case: Case, ready: Sequence[_Candidate], number: int) -> None:
         """Bursts in turn, in another order each time; who is hopeless after one drops out, but not the reference."""
         tuning = self._settings.tuning
-        timing = _race_timing(self._settings)
+        timing = dataclasses.replace(
+            self._settings.timing, iterations=0, bursts=tuning.bursts, chains=tuning.bursts * tuning.chains
+        )
         for candidate in ready:
             candidate.samples = [[] for _ in range(case.num_ranks)]
         racing = list(ready)
@@ -280,14 +280,6 @@ class Tuner(Benchmark):
         found = f"{100 * (1 - relative):.1f} % faster than" if winner is not reference else "no config is faster than"
         changed = f" by {_changes(winner.config, reference.config)}" if winner is not reference else ""
         self._announce(f"{case}: {winner.headline_us:.2f} us{changed}, {found} the heuristic's config; in {path}")
-
-
-def _race_timing(settings: Settings) -> TimingSettings:
-    """How the candidates of a round are timed: chains alone."""
-    tuning = settings.tuning
-    return dataclasses.replace(
-        settings.timing, iterations=0, bursts=tuning.bursts, chains=tuning.bursts * tuning.chains
-    )
 
 
 def _complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
