@@ -7,41 +7,34 @@ import dataclasses
 import datetime
 import functools
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cmkernel import Table
 from cmkernel.candidates import kernel_candidates, ppermute_candidates
 from cmkernel.config import Config, from_plain, to_plain
 from cmkernel.tuned import Entry, Shape, shipped
 from jobs.benchmark import Benchmark, spreads
+from jobs.candidate import (
+    REFERENCE,
+    ROUND,
+    Candidate,
+    Samples,
+    changes,
+    complete_rounds,
+    ends_case,
+    headline_us,
+    relative,
+)
 from jobs.errors import InfrastructureError, UsageError
 from jobs.measure.programs import CANDIDATE, Opened, Request
-from jobs.records import HEADLINE, Case, Check, Row, Telemetry
+from jobs.records import HEADLINE, Case, Row, Telemetry
 from jobs.results.steps import Step, burst_name, round_name, tuning_steps
 from jobs.settings import Implementation, Settings, kernel_config
 from jobs.tables import read_table
 
 TABLE_NAME = "tuned.jsonl"
-# What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
-# against. That row is a round's last one: with it the round is complete.
-_ROUND, _REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
-Samples = Sequence[Sequence[Sequence[float]]]  # [rank][burst][sample]
 _TUNED = (Implementation.auto, Implementation.mosaic_gpu, Implementation.ppermute)
-
-
-@dataclasses.dataclass
-class _Candidate:
-    """One config in a round."""
-
-    config: Config
-    label: str
-    reason: str
-    check: Check | None = None
-    samples: list[list[list[float]]] = dataclasses.field(default_factory=list)
-    """Of the headline time: ``[rank][burst][sample]``."""
 
 
 class Tuner(Benchmark):
@@ -88,11 +81,7 @@ class Tuner(Benchmark):
         """
         if not all(row.requested.startswith(CANDIDATE) for row in rows):
             raise UsageError(f"resume={settings.resume} is a run directory of jobs.bench, not of jobs.tune")
-        finished = set()
-        for row in rows:
-            number, _, num_rounds = row.requested.removesuffix(_REFERENCE).removeprefix(CANDIDATE).partition("/")
-            if row.requested.endswith(_REFERENCE) and number == num_rounds:
-                finished.add(row.case)
+        finished = {row.case for row in rows if ends_case(row)}
         return [case for case in cases if case not in finished]
 
     @staticmethod
@@ -109,7 +98,7 @@ class Tuner(Benchmark):
           InfrastructureError: a rank is too slow, or not like the others.
         """
         reference, *others = self._candidates(case)
-        rounds = _complete_rounds([row for row in rows if row.case == case])
+        rounds = complete_rounds([row for row in rows if row.case == case])
         measured = [row.config for of_round in rounds for row in of_round]
         left = [config for config in others if to_plain(config) not in measured]
         size = self._settings.tuning.round_size - 1
@@ -119,9 +108,9 @@ class Tuner(Benchmark):
             found = self._round(case, [reference, *batch], number, num_rounds)
             rounds.append(found)
             for row in found[:-1]:
-                relative = _relative(row.samples_us.get(HEADLINE, []), found[-1].samples_us.get(HEADLINE, []))
-                told = f"{relative:.3f} x the heuristic's time" if math.isfinite(relative) else "no time"
-                self._announce(f"{case}: {told} by {_changes(row.config, found[-1].config)}: {row.reason}")
+                ratio = relative(row.samples_us.get(HEADLINE, []), found[-1].samples_us.get(HEADLINE, []))
+                told = f"{ratio:.3f} x the heuristic's time" if math.isfinite(ratio) else "no time"
+                self._announce(f"{case}: {changes(row.config, found[-1].config)}: {told} ({row.reason})")
             if number == num_rounds:
                 self._conclude(case, rounds)
             yield from found
@@ -160,10 +149,10 @@ class Tuner(Benchmark):
 
     def _round(self, case: Case, configs: Sequence[Config], number: int, num_rounds: int) -> list[Row]:
         """Open, check and time these, the reference first; their rows, the reference's last."""
-        requested = _ROUND.format(number, num_rounds)
+        requested = ROUND.format(number, num_rounds)
         self._begin(Step(case, round_name(number, "inputs")))
         candidates = [
-            _Candidate(config, f"candidate {place}", "a candidate" if place else "the heuristic's config")
+            Candidate(config, f"candidate {place}", "a candidate" if place else "the heuristic's config")
             for place, config in enumerate(configs)
         ]
         requests = [
@@ -180,11 +169,11 @@ class Tuner(Benchmark):
         self._check_fastest(case, [c for c in ready if c.samples], number)
         self._call("close_case", doing=f"closing {case}")
         rows = [self._row(case, c, requested, telemetry) for c in candidates[1:]]
-        return self._with_derived([*rows, self._row(case, candidates[0], requested + _REFERENCE, telemetry)])
+        return self._with_derived([*rows, self._row(case, candidates[0], requested + REFERENCE, telemetry)])
 
-    def _is_ready(self, case: Case, candidate: _Candidate, opened: Opened, number: int) -> bool:
+    def _is_ready(self, case: Case, candidate: Candidate, opened: Opened, number: int) -> bool:
         """Whether it compiles and its chain is right; else it says why not."""
-        self._begin(Step(case, round_name(number, candidate.label)), _told(candidate.config))
+        self._begin(Step(case, round_name(number, candidate.label)), str(candidate))
         refusal = None if opened.runs else opened.reason
         if refusal is None:
             refusal = self._first(self._call("try_chain", candidate.label, doing=f"compiling a candidate on {case}"))
@@ -195,7 +184,7 @@ class Tuner(Benchmark):
         candidate.check = self._check(case, candidate.label, True, calls=0)
         return candidate.check.passed
 
-    def _race(self, case: Case, ready: Sequence[_Candidate], number: int) -> None:
+    def _race(self, case: Case, ready: Sequence[Candidate], number: int) -> None:
         """Bursts in turn, in another order each time; who is hopeless after one drops out, but not the reference."""
         tuning = self._settings.tuning
         timing = dataclasses.replace(
@@ -205,30 +194,34 @@ class Tuner(Benchmark):
             candidate.samples = [[] for _ in range(case.num_ranks)]
         racing = list(ready)
         for burst in range(tuning.bursts):
-            fastest = {f"{self._implementation} {_told(c.config)}": {HEADLINE: c.samples} for c in racing if burst}
+            fastest = {f"{self._implementation} {c}": {HEADLINE: c.samples} for c in racing if burst}
             self._begin(Step(case, round_name(number, burst_name(burst, tuning.bursts))), None, fastest)
             first = burst % len(racing)
             for candidate in racing[first:] + racing[:first]:
                 ranks = self._call("burst", candidate.label, burst, timing, doing=f"timing a candidate on {case}")
                 for samples, times in zip(candidate.samples, ranks, strict=True):
                     samples.append(times[HEADLINE])
-            limit_us = tuning.early_stop * min(_headline_us(c.samples) for c in racing)
+            limit_us = tuning.early_stop * min(headline_us(c.samples) for c in racing)
             for candidate in racing[1:]:
-                if _headline_us(candidate.samples) > limit_us:
+                if headline_us(candidate.samples) > limit_us:
                     candidate.reason = f"a candidate, stopped after {burst + 1} of {tuning.bursts} bursts"
-            racing = [c for c in racing if c is ready[0] or _headline_us(c.samples) <= limit_us]
+            racing = [c for c in racing if c is ready[0] or headline_us(c.samples) <= limit_us]
 
-    def _check_fastest(self, case: Case, ready: Sequence[_Candidate], number: int) -> None:
+    def _check_fastest(self, case: Case, ready: Sequence[Candidate], number: int) -> None:
         """The whole check of the one that may go into the table; of the next one where it fails."""
         self._begin(Step(case, round_name(number, "check")))
-        relative = {c.label: _relative(c.samples, ready[0].samples) for c in ready}
-        for candidate in sorted(ready, key=lambda c: relative[c.label]):
+        handicaps = {c.label: self._handicap(c.samples, ready[0].samples) for c in ready}
+        for candidate in sorted(ready, key=lambda c: handicaps[c.label]):
             candidate.check = self._check(case, candidate.label, True)
             if candidate.check.passed:
                 return
             candidate.samples = []
 
-    def _row(self, case: Case, candidate: _Candidate, requested: str, telemetry: tuple[Telemetry, ...]) -> Row:
+    def _handicap(self, samples: Samples, reference: Samples) -> float:
+        """What the winner has least of: its relative time, and for all but the reference the gain that is asked for."""
+        return relative(samples, reference) + (0.0 if samples is reference else self._settings.tuning.min_gain)
+
+    def _row(self, case: Case, candidate: Candidate, requested: str, telemetry: tuple[Telemetry, ...]) -> Row:
         samples = {HEADLINE: candidate.samples} if candidate.samples else {}
         return Row(
             case=case,
@@ -247,7 +240,7 @@ class Tuner(Benchmark):
     def _conclude(self, case: Case, rounds: Sequence[Sequence[Row]]) -> None:
         """Put the fastest config into the table: the heuristic's, unless another one is faster by ``min_gain``."""
         raced = [
-            (_relative(row.samples_us[HEADLINE], reference.samples_us[HEADLINE]), row, reference)
+            (self._handicap(row.samples_us[HEADLINE], reference.samples_us[HEADLINE]), row, reference)
             for *others, reference in rounds
             for row in [reference, *others]
             if row.samples_us and reference.samples_us
@@ -255,9 +248,7 @@ class Tuner(Benchmark):
         if not raced:
             self._announce(f"{case}: no config passed its check: nothing for the table")
             return
-        relative, winner, reference = min(raced, key=lambda one: one[0])
-        if relative > 1 - self._settings.tuning.min_gain:
-            relative, winner = 1.0, reference
+        _, winner, reference = min(raced, key=lambda one: one[0])
         assert winner.config
         assert winner.headline_us
         assert reference.headline_us
@@ -277,48 +268,9 @@ class Tuner(Benchmark):
             (table or Table()).merged([entry]).write(path)
         except OSError as error:
             raise InfrastructureError(f"tuning.table={path}: can't be written ({error.strerror})") from error
-        found = f"{100 * (1 - relative):.1f} % faster than" if winner is not reference else "no config is faster than"
-        changed = f" by {_changes(winner.config, reference.config)}" if winner is not reference else ""
-        self._announce(f"{case}: {winner.headline_us:.2f} us{changed}, {found} the heuristic's config; in {path}")
-
-
-def _complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one case by round, the reference last; those of a round that was cut short are left out."""
-    rounds: list[list[Row]] = []
-    current: list[Row] = []
-    for row in rows:
-        # What is left of a round before this one was cut short.
-        if current and current[-1].requested != row.requested.removesuffix(_REFERENCE):
-            current = []
-        current.append(row)
-        if row.requested.endswith(_REFERENCE):
-            rounds.append(current)
-            current = []
-    return rounds
-
-
-def _headline_us(samples: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Maximum over ranks of each rank's median."""
-    return max(statistics.median(value for burst in rank for value in burst) for rank in samples)
-
-
-def _relative(samples: Samples, reference: Samples) -> float:
-    """Time relative to the reference's: the median over the bursts that both had, each compared with its own turn."""
-    num_bursts = min(len(samples[0]), len(reference[0])) if samples and reference else 0
-    if not num_bursts:
-        return math.inf
-    return statistics.median(
-        _headline_us([rank[burst : burst + 1] for rank in samples])
-        / _headline_us([rank[burst : burst + 1] for rank in reference])
-        for burst in range(num_bursts)
-    )
-
-
-def _told(config: Config) -> str:
-    return " ".join(f"{name}={value}" for name, value in to_plain(config).items())
-
-
-def _changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> str:
-    """The options in which a config differs from that of a reference."""
-    options = (config or {}).items()
-    return " ".join(f"{name}={value}" for name, value in options if value != (reference or {}).get(name))
+        found = f"no config is faster than the heuristic's, {winner.headline_us:.2f} us"
+        if winner is not reference:
+            gain = 1 - relative(winner.samples_us[HEADLINE], reference.samples_us[HEADLINE])
+            found = f"{changes(winner.config, reference.config)} takes {winner.headline_us:.2f} us, "
+            found += f"{100 * gain:.1f} % less than the heuristic's config"
+        self._announce(f"{case}: {found}; in {path}")

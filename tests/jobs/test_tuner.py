@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from jobs import tuner
 from jobs.benchmark import Benchmark
+from jobs.candidate import complete_rounds, relative
 from jobs.errors import UsageError
 from jobs.tuner import Tuner
 from tests.jobs.run_rows import article_rows
@@ -43,6 +43,13 @@ def test_the_table_is_in_the_run_directory_unless_it_is_named(tmp_path):
     assert Tuner.settle(named, tmp_path / "run").tuning.table == str(tmp_path / "mine.jsonl")
 
 
+def test_a_table_that_would_be_overwritten_unread_is_refused(tmp_path):
+    path = tmp_path / "tuned.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(UsageError, match=r"tuning.table=.*tuned.jsonl:1: no entry of a table"):
+        Tuner.settle(composed(f"tuning.table={path}"), tmp_path / "run")
+
+
 def test_the_defaults_fit_beside_each_other(tmp_path):
     assert Tuner.settle(composed("tuning.round_size=9"), tmp_path).tuning.round_size == 9
     with pytest.raises(UsageError, match="at most 9 do"):
@@ -66,7 +73,7 @@ def test_a_case_is_finished_with_its_last_round(requested, finished):
 
 def test_rows_of_a_round_that_was_cut_short_are_left_out():
     rows = rows_of("1/3", "1/3:heuristic", "2/3", "2/2", "2/2", "2/2:heuristic", "3/3")
-    assert [[row.requested for row in of_round] for of_round in tuner._complete_rounds(rows)] == [
+    assert [[row.requested for row in of_round] for of_round in complete_rounds(rows)] == [
         ["tune:1/3", "tune:1/3:heuristic"],
         ["tune:2/2", "tune:2/2", "tune:2/2:heuristic"],
     ]
@@ -84,5 +91,5 @@ def test_a_candidate_is_compared_with_the_reference_burst_by_burst():
     # Everything takes twice as long in the second burst, and a third one only the reference had.
     candidate = [[[9.0, 9.0], [18.0, 18.0]], [[8.0, 8.0], [16.0, 16.0]]]
     reference = [[[10.0, 10.0], [20.0, 20.0], [99.0]], [[9.0, 9.0], [18.0, 18.0], [99.0]]]
-    assert tuner._relative(candidate, reference) == pytest.approx(0.9)
-    assert tuner._relative([], reference) == float("inf")
+    assert relative(candidate, reference) == pytest.approx(0.9)
+    assert relative([], reference) == float("inf")

@@ -1,0 +1,77 @@
+"""One config that the tuner measures, and the rounds in which candidates run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cmkernel.config import Config, to_plain
+from jobs.measure.programs import CANDIDATE
+from jobs.records import Check, Row
+
+# What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
+# against. That row is a round's last one: with it the round is complete.
+ROUND, REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
+Samples = Sequence[Sequence[Sequence[float]]]  # [rank][burst][sample]
+
+
+@dataclasses.dataclass
+class Candidate:
+    """One config in a round."""
+
+    config: Config
+    label: str
+    reason: str
+    check: Check | None = None
+    samples: list[list[list[float]]] = dataclasses.field(default_factory=list)
+    """Of the headline time: ``[rank][burst][sample]``."""
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in to_plain(self.config).items())
+
+
+def ends_case(row: Row) -> bool:
+    """Whether it is the last row of a case's last round."""
+    number, _, num_rounds = row.requested.removesuffix(REFERENCE).removeprefix(CANDIDATE).partition("/")
+    return row.requested.endswith(REFERENCE) and number == num_rounds
+
+
+def complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of one case by round, the reference last; those of a round that was cut short are left out."""
+    rounds: list[list[Row]] = []
+    current: list[Row] = []
+    for row in rows:
+        # What is left of a round before this one was cut short.
+        if current and current[-1].requested != row.requested.removesuffix(REFERENCE):
+            current = []
+        current.append(row)
+        if row.requested.endswith(REFERENCE):
+            rounds.append(current)
+            current = []
+    return rounds
+
+
+def headline_us(samples: Samples) -> float:
+    """Maximum over ranks of each rank's median."""
+    return max(statistics.median(value for burst in rank for value in burst) for rank in samples)
+
+
+def relative(samples: Samples, reference: Samples) -> float:
+    """Time relative to the reference's: the median over the bursts that both had, each compared with its own turn."""
+    num_bursts = min(len(samples[0]), len(reference[0])) if samples and reference else 0
+    if not num_bursts:
+        return math.inf
+    return statistics.median(
+        headline_us([rank[burst : burst + 1] for rank in samples])
+        / headline_us([rank[burst : burst + 1] for rank in reference])
+        for burst in range(num_bursts)
+    )
+
+
+def changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> str:
+    """The options in which a config differs from that of a reference."""
+    options = (config or {}).items()
+    return " ".join(f"{name}={value}" for name, value in options if value != (reference or {}).get(name))
