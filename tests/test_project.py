@@ -119,7 +119,7 @@ def test_wheel_has_the_config_and_needs_jax_alone(tmp_path):
         names = set(archive.namelist())
     assert names >= {path.relative_to(ROOT).as_posix() for path in sources()}
     assert names >= {f"jobs/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
-    assert names >= {"jobs/results/report/page.html", "jobs/results/report/sort.js"}
+    assert names >= {"jobs/results/report/page.html", "jobs/results/report/sort.js", "cmkernel/tuned.jsonl"}
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"cmkernel", "jobs"}
     (metadata,) = site.glob("*.dist-info/METADATA")
     needed = re.findall(r"^Requires-Dist: (.*)$", metadata.read_text(), re.MULTILINE)

@@ -60,6 +60,12 @@ def test_gradients_are_exact(num_ranks, dtype, implementation, save_gathered_lhs
     assert found == (0, 0)
 
 
+@pytest.mark.parametrize("num_chunks", [4, 100])
+def test_gradients_are_exact_where_shards_came_in_pieces(num_chunks):
+    options = {"implementation": "ppermute", "config": cmkernel.PpermuteConfig(num_chunks=num_chunks)}
+    assert num_wrong_gradients(num_ranks=3, **options, save_gathered_lhs=True) == (0, 0)
+
+
 @pytest.mark.parametrize("save_gathered_lhs", [False, True])
 @pytest.mark.parametrize("implementation", ["ppermute", "xla"])
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])

@@ -199,3 +199,13 @@ def test_two_levels_in_any_order_of_progress(data, num_hosts, num_devices):
 def test_a_ring_of_no_ranks_is_refused(sizes, name):
     with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
         TwoLevelRing(*sizes)
+
+
+@given(num_rows=st.integers(1, 300), num_chunks=st.integers(1, 400))
+def test_pieces_are_all_rows_once_and_none_is_empty(num_rows, num_chunks):
+    pieces = ring.pieces(num_rows, num_chunks)
+    assert len(pieces) == min(num_chunks, num_rows)
+    assert [row for start, stop in pieces for row in range(start, stop)] == list(range(num_rows))
+    sizes = {stop - start for start, stop in pieces}
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
