@@ -71,6 +71,19 @@ def relative(samples: Samples, reference: Samples) -> float:
     )
 
 
+def handicap(samples: Samples, reference: Samples, *, min_gain: float) -> float:
+    """What the winner has least of: 1 for the reference, and for others their relative time and ``min_gain``.
+
+    Of the two views on their time, the median over bursts and the headline, the worse one counts: what noise makes look
+    faster by one of them isn't. Who was stopped early can't win.
+    """
+    if samples is reference:
+        return 1.0
+    if not samples or len(samples[0]) < len(reference[0]):
+        return math.inf
+    return max(relative(samples, reference), headline_us(samples) / headline_us(reference)) + min_gain
+
+
 def changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> str:
     """The options in which a config differs from that of a reference."""
     options = (config or {}).items()
