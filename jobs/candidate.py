@@ -44,8 +44,9 @@ def complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
     rounds: list[list[Row]] = []
     current: list[Row] = []
     for row in rows:
-        # What is left of a round before this one was cut short.
-        if current and current[-1].requested != row.requested.removesuffix(REFERENCE):
+        # What is left of a round before this one was cut short; measured again, it may have the same number.
+        its = row.requested.removesuffix(REFERENCE), row.attempt
+        if current and its != (current[-1].requested, current[-1].attempt):
             current = []
         current.append(row)
         if row.requested.endswith(REFERENCE):

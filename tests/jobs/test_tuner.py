@@ -79,6 +79,12 @@ def test_rows_of_a_round_that_was_cut_short_are_left_out():
     ]
 
 
+def test_rows_of_an_earlier_gang_are_no_part_of_the_round_that_was_measured_again():
+    cut_short, again = rows_of("1/1"), rows_of("1/1", "1/1", "1/1:heuristic")
+    again = [dataclasses.replace(row, attempt=2) for row in again]
+    assert complete_rounds([*cut_short, *again]) == [again]
+
+
 def test_each_kind_of_job_refuses_the_others_run_directory():
     settings = composed("resume=/runs/a")
     with pytest.raises(UsageError, match=r"resume=/runs/a is a run directory of jobs.bench, not of jobs.tune"):
