@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import functools
 import secrets
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import BASELINE, CANDIDATE, Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
-from jobs.records import Case, Check, Row, Spread, Telemetry
+from jobs.records import Case, Check, Row, Telemetry, spreads
 from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
@@ -239,8 +238,12 @@ class Benchmark:
         """The device steps of each rank in one call of ``mosaic_gpu``; nothing where it didn't run, or one rank did."""
         if RING not in names or case.num_ranks == 1 or not self._settings.timing.timeline:
             return ()
-        by_rank: list[RingStamps] = self._call("stamp", doing=f"stamping {RING} on {case}")
-        return measured_timeline(by_rank[0].protocol, [rank.stamps for rank in by_rank])
+        by_rank: list[RingStamps | str] = self._call("stamp", doing=f"stamping {RING} on {case}")
+        if (reason := self._first([rank if isinstance(rank, str) else None for rank in by_rank])) is not None:
+            self._announce(f"{case}: no timeline of {RING}: {reason}")
+            return ()
+        found = [rank for rank in by_rank if isinstance(rank, RingStamps)]
+        return measured_timeline(found[0].protocol, [rank.stamps for rank in found])
 
     def _with_derived(self, rows: list[Row]) -> list[Row]:
         headlines = {row.implementation: row.headline_us for row in rows}
@@ -285,15 +288,6 @@ class Benchmark:
 def _seed() -> int:
     """Fresh for each use; small enough that a rank can count up from it."""
     return secrets.randbits(30)
-
-
-def spreads(samples: Samples) -> dict[str, Any]:
-    """Of each time over ranks, from each rank's median over all its samples."""
-    medians = {
-        name: [statistics.median(value for burst in rank for value in burst) for rank in ranks]
-        for name, ranks in samples.items()
-    }
-    return {name: Spread.over(values) for name, values in medians.items()}
 
 
 def _slowest(profiles: list[Profile]) -> Profile:

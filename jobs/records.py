@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cmkernel.timeline import StepTimes
@@ -50,6 +50,15 @@ class Spread:
     def over(cls, values: Sequence[float]) -> Spread:
         """Of one value a rank."""
         return cls(min(values), statistics.median(values), max(values))
+
+
+def spreads(samples: Mapping[str, Sequence[Sequence[Sequence[float]]]]) -> dict[str, Any]:
+    """Of each time over ranks, from each rank's median over all its samples, ``[rank][burst][sample]``."""
+    medians = {
+        name: [statistics.median(value for burst in rank for value in burst) for rank in ranks]
+        for name, ranks in samples.items()
+    }
+    return {name: Spread.over(values) for name, values in medians.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
