@@ -194,7 +194,7 @@ def _conclude(outcome: Outcome, seen: Examination, run_dir: RunDir) -> None:
         run_dir.write_examination(
             {
                 "format_version": FORMAT_VERSION,
-                **environment(submitted_git_sha(), job="jobs.doctor"),
+                **environment(submitted_git_sha()),
                 "hosts": [dataclasses.asdict(host) for host in seen.hosts],
                 "links": [dataclasses.asdict(link) for link in seen.links],
                 "findings": [

@@ -209,6 +209,8 @@ class Tuner(Benchmark):
                 ranks = self._call("burst", candidate.label, burst, timing, doing=f"timing a candidate on {case}")
                 for samples, times in zip(candidate.samples, ranks, strict=True):
                     samples.append(times[HEADLINE])
+            if burst + 1 == tuning.bursts:
+                break
             limit_us = tuning.early_stop * min(headline_us(c.samples) for c in racing)
             for candidate in racing[1:]:
                 if headline_us(candidate.samples) > limit_us:

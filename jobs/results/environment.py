@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 
-def environment(submitted_git_sha: str | None, *, job: str = "jobs.bench") -> dict[str, Any]:
+def environment(submitted_git_sha: str | None) -> dict[str, Any]:
     """Command, code and machine of the driver. No environment variable's value is part of it: some are secrets.
 
     ``submitted_git_sha`` is the commit of a submitted job, whose upload has no history of its own.
     """
+    # What ``python -m`` runs: jobs.bench, jobs.tune, ...
+    started = sys.modules["__main__"].__spec__
     return {
-        "command": " ".join(["python", "-m", job, *sys.argv[1:]]),
+        "command": " ".join(["python", *(["-m", started.name] if started else sys.argv[:1]), *sys.argv[1:]]),
         "git_sha": submitted_git_sha or git_sha(),
         "python": platform.python_version(),
         "platform": platform.platform(),
