@@ -82,14 +82,21 @@ def _measure(
         stack.enter_context(stop_on_signals())
         cases = _cases(settings, cluster, outcome.rows)
         refuse_unsupported(settings, cases, cluster)
+        # Rows of another kind of job are refused, before W&B's run of them is touched.
+        kind.unfinished(settings, cases, outcome.rows)
         earlier = run_dir.read_environment() if settings.resume else {}
         about = {**environment(submitted_git_sha()), "versions": refuse_unfit_hosts(cluster), **attempts_of(earlier)}
+        # A resumed job continues the W&B run under the name that it has, in its group.
+        about |= {
+            "wandb_name": earlier.get("wandb_name", _name(run_dir)),
+            "wandb_group": earlier.get("wandb_group", submission_id() or _multirun()),
+        }
         outcome.wandb = WandbSink.start(
             settings.wandb,
             run_dir=run_dir.path,
             config={**dataclasses.asdict(settings), "environment": about},
-            name=_name(run_dir),
-            group=settings.wandb.group or submission_id() or _multirun(),
+            name=about["wandb_name"],
+            group=settings.wandb.group or about["wandb_group"],
             tags=[
                 *settings.wandb.tags,
                 f"D={cases[0].num_ranks}",

@@ -84,6 +84,22 @@ def test_each_point_is_a_wandb_run_of_one_group(swept):
         assert (found["summary"]["exit_code"], found["summary"]["rows"]) == (0, point["rows"])
 
 
+def test_a_resumed_point_stays_in_its_group(swept):
+    def names(wandb_dir):
+        told = next(record["run"] for record in inspect(wandb_dir) if record["type"] == "run")
+        return [told[name] for name in ("run_id", "run_group", "display_name")]
+
+    point = measured(swept)[2]
+    before = names(point["wandb_dir"])
+    refused = run(f"resume={point['run_dir']}", job="jobs.tune")
+    assert (refused.code, refused.result["wandb_dir"]) == (2, None), (
+        "the W&B run of a job of another kind is left alone"
+    )
+    resumed = run(f"resume={point['run_dir']}")
+    assert resumed.code == 0, resumed.stderr
+    assert names(resumed.result["wandb_dir"]) == before
+
+
 def test_a_gang_that_died_between_points_is_not_handed_on_and_a_signal_ends_the_one_that_is(tmp_path):
     process = start("-m", *OPTIONS, "wandb=offline", "problem.m_shard=32,48,64", HOME=str(tmp_path))
     lines = []
