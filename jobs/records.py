@@ -10,9 +10,11 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cmkernel.timeline import StepTimes
+# With cmkernel comes jax, which takes seconds to import: jobs.compare and the like don't need it.
+if TYPE_CHECKING:
+    from cmkernel.timeline import StepTimes
 
 FORMAT_VERSION = 3
 # Version 1 has no ``attempt``: there was one. Version 2 has no ``timeline``.
@@ -219,9 +221,17 @@ class Row:
             data["check"] = Check(**{**check, "failed_ranks": tuple(check["failed_ranks"])})
         for name in TIMES:
             data[name] = Spread(**data[name]) if data.get(name) else None
-        data["timeline"] = tuple(tuple(StepTimes.from_json(step) for step in rank) for rank in data.get("timeline", ()))
+        data["timeline"] = _timeline(data.get("timeline", ()))
         data["derived"] = Derived(**data["derived"]) if data.get("derived") else None
         data["telemetry"] = tuple(
             Telemetry(**{**t, "throttle_reasons": tuple(t["throttle_reasons"])}) for t in data.get("telemetry", ())
         )
         return cls(**data)
+
+
+def _timeline(ranks: Sequence[Sequence[dict[str, Any]]]) -> tuple[tuple[StepTimes, ...], ...]:
+    if not ranks:
+        return ()
+    from cmkernel.timeline import StepTimes
+
+    return tuple(tuple(StepTimes.from_json(step) for step in rank) for rank in ranks)
