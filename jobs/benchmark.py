@@ -19,9 +19,9 @@ from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
-from jobs.measure.programs import BASELINE, CANDIDATE, Opened, Request
+from jobs.measure.programs import BASELINE, Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
-from jobs.records import Case, Check, Row, Telemetry, spreads
+from jobs.records import CANDIDATE, Case, Check, Row, Telemetry, spreads
 from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases

@@ -23,6 +23,8 @@ _READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # The time that speedups, TFLOP/s and bandwidth are computed from.
 HEADLINE = "in_graph_us"
+# How ``requested`` of a tuner's candidates begins.
+CANDIDATE = "tune:"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,7 @@ class Row:
     implementation: str
     """What really ran: never ``auto``."""
     requested: str
-    """What the config asked for; ``baseline`` for the rows beside it."""
+    """What the config asked for; ``baseline`` for the rows beside it, ``CANDIDATE`` and its round for a tuner's."""
     reason: str | None = None
     """Why ``auto`` took this implementation, or why a baseline could not run."""
     config: dict[str, Any] | None = None

@@ -29,8 +29,8 @@ from jobs.candidate import (
 )
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.cluster import submission_id
-from jobs.measure.programs import CANDIDATE, Opened, Request
-from jobs.records import HEADLINE, Case, Row, Telemetry, spreads
+from jobs.measure.programs import Opened, Request
+from jobs.records import CANDIDATE, HEADLINE, Case, Row, Telemetry, spreads
 from jobs.results.run_dir import absolute
 from jobs.results.steps import Step, burst_name, round_name, tuning_steps
 from jobs.settings import Implementation, Settings, kernel_config

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from jobs.comparison.loading import Run
-from jobs.records import Row
+from jobs.records import CANDIDATE, Row
 
 _REASON_WIDTH = 160
 Samples = list[list[list[float]]]
@@ -79,7 +79,7 @@ class _Side:
                         unusable.setdefault(f"{key}: {reason}", []).append(str(run.path))
                     else:
                         usable.append(row.samples_us[metric])
-                    if row.failed:
+                    if row.failed and not row.requested.startswith(CANDIDATE):
                         self.failed.add(key)
                     configs = self.configs.setdefault(key, [])
                     if row.config and row.config not in configs:
@@ -95,7 +95,8 @@ class _Side:
 def match(base: Sequence[Run], new: Sequence[Run], metric: str) -> Matched:
     """Pair up what both sides measured under ``metric``, in the order of BASE.
 
-    A row whose check failed, that could not run or lacks the metric is never compared, and is said with its run.
+    A row whose check failed, that could not run or lacks the metric is never compared, and is said with its run; nor
+    are the candidates of a tuner.
     """
     sides = _Side("BASE", base, metric), _Side("NEW", new, metric)
     in_base, in_new = sides
@@ -128,6 +129,8 @@ def _by_key(run: Run) -> dict[Key, list[Row]]:
 
 
 def _unusable(row: Row, metric: str) -> str | None:
+    if row.requested.startswith(CANDIDATE):
+        return "candidates of jobs.tune, which differ in their configs"
     if row.check is None:
         return "not run: " + textwrap.shorten(row.reason or "", _REASON_WIDTH, placeholder=" ...")
     if row.failed:

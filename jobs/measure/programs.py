@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from jobs.measure.layout import Layout
 
 BASELINE = "baseline"
-# How ``requested`` of a tuner's candidates begins.
-CANDIDATE = "tune:"
 # XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 _BY_CUBLAS = ("local_cublas", "xla_cublas")

@@ -58,6 +58,17 @@ def test_cases_are_matched_by_sizes_dtype_ranks_and_implementation(tmp_path):
     assert found.title == "2 compared: 1 slower, 1 too few runs"
 
 
+def test_candidates_of_a_tuner_are_said_and_never_compared(tmp_path):
+    tried = [measured(100), measured(130), without_time(measured(90), check=FAILED)]
+    tuned = [dataclasses.replace(one, requested="tune:1/1") for one in tried]
+    other = measured(70, implementation="xla")
+    found = compared(tmp_path, [[measured(100), other]], [[*tuned, other]])
+    assert [r.key.implementation for r in found.rows] == ["xla"]
+    (line,) = found.left_out
+    assert "mosaic_gpu on m_shard=1024 k=4096 n_shard=4096 bfloat16 D=2: candidates of jobs.tune" in line
+    assert not found.regressions
+
+
 def test_a_row_without_a_valid_time_is_said_and_never_compared(tmp_path):
     wrong = without_time(measured(100), check=FAILED)
     not_run = without_time(measured(50, implementation="jax_ring"), reason="no tile divides m_shard")
