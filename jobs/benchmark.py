@@ -40,12 +40,14 @@ class Benchmark:
         settings: Settings,
         attempt: int,
         *,
+        island: str | None = None,
         report: Callable[[str], None],
         announce: Callable[[str], None],
     ) -> None:
         self._gang = gang
         self._settings = settings
         self._attempt = attempt
+        self._island = island
         self._report = report
         self._announce = announce
         self._device_kind = gang.members[0].device_kind
@@ -103,6 +105,7 @@ class Benchmark:
                     telemetry=telemetry,
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                     attempt=self._attempt,
+                    island=self._island,
                     **_spreads(samples.get(name, {})),
                 )
             )

@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-FORMAT_VERSION = 2
-# Version 1 has no ``attempt``: there was one.
-_READABLE_VERSIONS = (1, FORMAT_VERSION)
+FORMAT_VERSION = 3
+# Version 1 has no ``attempt``: there was one. Versions 1 and 2 have no ``island``: there was none.
+_READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
 # In the order of the table; README.md defines each.
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # The time that speedups, TFLOP/s and bandwidth are computed from.
@@ -101,6 +101,15 @@ class Check:
         )
 
 
+def _quartiles(bursts: Sequence[Sequence[float]]) -> list[float]:
+    """Of all samples: three numbers, or what there is where there are fewer."""
+    values = [value for burst in bursts for value in burst]
+    if len(values) < 3:
+        return values
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return [lower, median, upper]
+
+
 def _largest(values: Sequence[float]) -> float:
     """The maximum; NaN where one is NaN, which ``max`` may lose."""
     return math.nan if any(math.isnan(value) for value in values) else max(values)
@@ -167,6 +176,8 @@ class Row:
     """When the row was made: ISO 8601, UTC."""
     attempt: int = 1
     """Which gang of the job measured it: one more after each restart, and after each ``resume``."""
+    island: str | None = None
+    """Which one measured it, with ``cluster.world=per_island``; ``case.num_ranks`` is the number of its ranks."""
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -187,19 +198,24 @@ class Row:
         spread: Spread | None = getattr(self, HEADLINE)
         return spread.max if spread else None
 
+    def condensed(self) -> Row:
+        """The row without its bulk: of each rank's samples the quartiles, so that median and scatter stay."""
+        samples = {name: [[_quartiles(rank)] for rank in ranks] for name, ranks in self.samples_us.items()}
+        return dataclasses.replace(self, samples_us=samples, kernels_us={})
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Row:
-        """From a JSON object that ``to_json`` made, of this format version or of version 1.
+        """From a JSON object that ``to_json`` made, of this format version or of an earlier one.
 
         Raises:
           ValueError: the object is of another format version.
         """
         if data.get("version") not in _READABLE_VERSIONS:
-            raise ValueError(f"version={data.get('version')} of a row must be {FORMAT_VERSION} or 1")
+            raise ValueError(f"version={data.get('version')} of a row must be {FORMAT_VERSION}, or 1 or 2")
         data = {**data, "version": FORMAT_VERSION}
         data["case"] = Case(**data["case"])
         if (check := data["check"]) is not None:

@@ -25,6 +25,13 @@ class ClusterMode(Enum):
     ray = "ray"
 
 
+class World(Enum):
+    """What is one ``jax.distributed`` world."""
+
+    whole = "whole"
+    per_island = "per_island"
+
+
 class WandbMode(Enum):
     """What W&B does."""
 
@@ -118,8 +125,14 @@ class ClusterSettings:
     """auto: the cluster of RAY_ADDRESS where that is set, else a local Ray."""
     address: str | None = None
     """host:port of a cluster; null: RAY_ADDRESS."""
+    world: World = World.whole
+    """whole: all ranks are one gang. per_island: a gang for each NVLink domain (on CPUs: each host), all at once on the
+    same cases; each row has its island, and slow islands and ranks end the job with exit code 1."""
     num_ranks: int | None = None
-    """null: every GPU of the cluster, or 4 CPU ranks where there is none."""
+    """null: every GPU of the cluster, or 4 CPU ranks where there is none. With per_island: the ranks of each island; a
+    domain with room for several is several islands; null: one island a domain, of all its GPUs (CPUs, 4 at most)."""
+    outlier_z: float = 3.5
+    """An island or a rank whose robust z-score exceeds this is an outlier; only with per_island."""
     gpus_per_host: int | None = None
     """GPUs taken on each host; null: all of a host, as the ranks need."""
     connect_timeout_s: float = 8.0

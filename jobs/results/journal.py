@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -91,7 +91,12 @@ class Journal:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of the journal at ``path``, in their order.
+    """The rows of the journal at ``path``, as ``iterate`` gives them."""
+    return list(iterate(path))
+
+
+def iterate(path: Path) -> Iterator[Row]:
+    """The rows of the journal at ``path``, in their order, one at a time: a row may have megabytes of samples.
 
     A last line without its end is what a crash leaves: it is left out, with a warning.
 
@@ -99,18 +104,14 @@ def read(path: Path) -> list[Row]:
       UsageError: the file can't be read, or a line is no row of this format; the line is named.
     """
     try:
-        *lines, rest = path.read_bytes().split(b"\n")
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    logger.warning("%s: line %d has no end and is left out", path, number)
+                    return
+                yield _parsed(line, f"{path}:{number}")
     except OSError as error:
         raise UsageError(f"{path}: can't be read ({error.strerror})") from error
-    if rest:
-        logger.warning("%s: line %d has no end and is left out", path, len(lines) + 1)
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(_row(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path}:{number}: not a row ({type(error).__name__}: {error})") from error
-    return rows
 
 
 def finished_cases(rows: Iterable[Row], *, requested: str, baselines: Collection[str]) -> set[Case]:
@@ -129,6 +130,13 @@ def finished_cases(rows: Iterable[Row], *, requested: str, baselines: Collection
         for case, found in by_case.items()
         if any(row.requested == requested for row in found) and set(baselines) <= {row.implementation for row in found}
     }
+
+
+def _parsed(line: bytes, where: str) -> Row:
+    try:
+        return _row(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where}: not a row ({type(error).__name__}: {error})") from error
 
 
 def _row(data: dict[str, Any]) -> Row:

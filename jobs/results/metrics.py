@@ -12,7 +12,7 @@ from jobs.records import HEADLINE, TIMES, Row
 Scalar = float | int | str
 
 _ROW_COLUMNS = ("case", "m_shard", "k", "n_shard", "dtype", "implementation")
-_RANK_COLUMNS = ("rank", "host", "device", *TIMES, "sm_clock_mhz", "power_w", "throttle_reasons")
+_RANK_COLUMNS = ("island", "rank", "host", "device", *TIMES, "sm_clock_mhz", "power_w", "throttle_reasons")
 PER_RANK_COLUMNS = _ROW_COLUMNS + _RANK_COLUMNS
 _CHECK = ("num_wrong", "max_error", "relative_error", "relative_tolerance")
 
@@ -41,7 +41,7 @@ def history(row: Row) -> dict[str, Scalar]:
     - ``<implementation>/check_passed`` (0 or 1), ``num_wrong``, ``max_error``, ``relative_error``,
       ``relative_tolerance``;
     - ``case/name``, ``m_shard``, ``k``, ``n_shard``, ``dtype``, ``num_ranks``, ``implementation``;
-    - ``attempt``: the number of the gang;
+    - ``attempt``: the number of the gang; ``island``: which one, where there are several;
     - ``gpu/sm_clock_min_mhz``: the slowest rank's; ``gpu/power_max_w``: the hungriest one's. On GPUs only.
 
     What isn't known is left out.
@@ -58,7 +58,7 @@ def history(row: Row) -> dict[str, Scalar]:
     metrics = {f"{row.implementation}/{name}": value for name, value in values.items()}
     metrics |= {f"case/{name}": value for name, value in dataclasses.asdict(row.case).items()}
     metrics["case/implementation"] = row.implementation
-    metrics["attempt"] = row.attempt
+    metrics["attempt"], metrics["island"] = row.attempt, row.island
     if row.telemetry:
         metrics["gpu/sm_clock_min_mhz"] = min(rank.sm_clock_min_mhz for rank in row.telemetry)
         metrics["gpu/power_max_w"] = max(rank.power_max_w for rank in row.telemetry)
@@ -69,8 +69,10 @@ def summary(row: Row) -> dict[str, Scalar]:
     """Headline of a row under a name that no other row of the run has.
 
     ``<case>/<m_shard>x<k>x<n_shard>/<dtype>/<implementation>/`` and ``in_graph_us``, ``tflops_per_gpu``,
-    ``speedup_over_xla`` or ``check_passed``.
+    ``speedup_over_xla`` or ``check_passed``. Nothing of the row of an island: each of them has the same.
     """
+    if row.island is not None:
+        return {}
     case = row.case
     # W&B nests the summary at dots.
     name = case.name.replace(".", "_")
@@ -93,7 +95,7 @@ def per_rank(row: Row, members: Sequence[RankInfo]) -> list[list[Any]]:
         gpu = telemetry.get(member.rank)
         lines.append(
             [case.name, case.m_shard, case.k, case.n_shard, case.dtype, row.implementation]
-            + [member.rank, member.host, member.device_kind]
+            + [row.island, member.rank, member.host, member.device_kind]
             + [_median(row, name, member.rank) for name in TIMES]
             + ([gpu.sm_clock_mhz, gpu.power_w, " ".join(gpu.throttle_reasons)] if gpu else [None, None, None])
         )

@@ -51,6 +51,12 @@ class Progress:
             self._bar.stop()
             self._bar = None
 
+    def expect(self, steps: int) -> None:
+        """So many more steps are to come than was known so far."""
+        self._total_steps += steps
+        if self._bar:
+            self._bar.update(self._task, total=self._total_steps)
+
     def step(self, text: str) -> None:
         """The step before this one is done, and ``text`` begins."""
         if self._bar:

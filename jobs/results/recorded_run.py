@@ -26,13 +26,20 @@ class RecordedRun:
 
     @property
     def members(self) -> list[dict[str, Any]]:
-        """The ranks of the last gang, in their order."""
-        return list(self.environment.get("members", ()))
+        """The ranks of the last gang, in their order; with islands, of each one's."""
+        gangs = self.environment.get("islands", [self.environment])
+        return [member for gang in gangs for member in gang.get("members", ())]
 
-    def members_of(self, attempt: int) -> list[dict[str, Any]]:
-        """The ranks of one of the job's gangs; a job that never lost one may not number it."""
-        gangs = [self.environment, *self.environment.get("earlier_attempts", ())]
-        return next((gang.get("members", []) for gang in gangs if gang.get("attempt", 1) == attempt), [])
+    def members_of(self, row: Row) -> list[dict[str, Any]]:
+        """The ranks of the gang that measured ``row``; a job that never lost one may not number it."""
+        islands = self.environment.get("islands", [self.environment])
+        gangs = [
+            gang
+            for island in islands
+            if island.get("island") == row.island
+            for gang in [island, *island.get("earlier_attempts", ())]
+        ]
+        return next((gang.get("members", []) for gang in gangs if gang.get("attempt", 1) == row.attempt), [])
 
     @property
     def device_kind(self) -> str | None:

@@ -1,0 +1,94 @@
+"""Where the gangs of a job bring their rows and say what they do: several threads, where there are several gangs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from jobs.records import Row
+from jobs.results import table
+from jobs.results.journal import Journal
+from jobs.results.metrics import RankInfo
+from jobs.results.outcome import Outcome
+from jobs.results.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+
+class Ledger:
+    """Every row goes to the journal, to W&B and to the table, in this order; ``outcome`` keeps it condensed.
+
+    So the raw samples leave the driver's memory with the row, however many rows there are.
+
+    Args:
+      journal: of the run directory, open.
+      outcome: gets the rows and counts the restarts; its W&B run has been started.
+      progress: shows steps and rows.
+    """
+
+    def __init__(self, journal: Journal, outcome: Outcome, progress: Progress) -> None:
+        self.lock = threading.RLock()
+        """Held while anything of this object's is read or changed."""
+        self._journal = journal
+        self._outcome = outcome
+        self._progress = progress
+        self._introduced = False
+
+    def rows(self, island: str | None) -> list[Row]:
+        """Those of one island so far, condensed; ``None``: of a job without islands."""
+        with self.lock:
+            return [row for row in self._outcome.rows if row.island == island]
+
+    def take(self, row: Row, members: Sequence[RankInfo]) -> None:
+        """A row that was measured by ``members``.
+
+        Raises:
+          InfrastructureError: it can't be written to the journal.
+        """
+        with self.lock:
+            self._journal.append(row)
+            row = row.condensed()
+            self._outcome.rows.append(row)
+            assert self._outcome.wandb is not None
+            self._outcome.wandb.log_row(row, members)
+            self._progress.print(table.row_line(row))
+
+    def introduce(self, first: Sequence[str], later: Sequence[str]) -> None:
+        """What stands above the rows of a gang: ``first`` for the job's first one, ``later`` for any other."""
+        with self.lock:
+            lines, self._introduced = later if self._introduced else first, True
+            for line in lines:
+                self._progress.print(line)
+
+    def print(self, line: str) -> None:
+        """A line among the rows."""
+        with self.lock:
+            self._progress.print(line)
+
+    def expect(self, steps: int) -> None:
+        """So many more steps are to come, or fewer."""
+        with self.lock:
+            self._progress.expect(steps)
+
+    def step(self, text: str) -> None:
+        """A step begins."""
+        with self.lock:
+            logger.info("%s", text)
+            self._progress.step(text)
+
+    def announce(self, text: str) -> None:
+        """A line for the log and among the rows."""
+        with self.lock:
+            logger.info("%s", text)
+            self._progress.print(f"# {text}")
+
+    def restarts(self) -> None:
+        """A gang was lost and another one takes over."""
+        with self.lock:
+            self._outcome.restarts += 1
+
+    def restarted(self, after_s: float) -> None:
+        """It has begun, so many seconds after the loss was found out."""
+        with self.lock:
+            self._outcome.restart_s += after_s
