@@ -102,10 +102,10 @@ class Check:
 
 
 def _quartiles(bursts: Sequence[Sequence[float]]) -> list[float]:
-    """Of all samples: three numbers, or what there is where there are fewer."""
+    """Of all samples: three numbers."""
     values = [value for burst in bursts for value in burst]
-    if len(values) < 3:
-        return values
+    if len(values) < 2:
+        return values * 3
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
     return [lower, median, upper]
 
@@ -199,8 +199,11 @@ class Row:
         return spread.max if spread else None
 
     def condensed(self) -> Row:
-        """The row without its bulk: of each rank's samples the quartiles, so that median and scatter stay."""
-        samples = {name: [[_quartiles(rank)] for rank in ranks] for name, ranks in self.samples_us.items()}
+        """The row without its bulk: of each rank's samples their median, and of the headline time the quartiles."""
+        samples = {
+            name: [[_quartiles(rank) if name == HEADLINE else _quartiles(rank)[1:2]] for rank in ranks]
+            for name, ranks in self.samples_us.items()
+        }
         return dataclasses.replace(self, samples_us=samples, kernels_us={})
 
     def to_json(self) -> dict[str, Any]:

@@ -80,8 +80,9 @@ def cut(nodes: Sequence[Node], domains: Mapping[str, str], settings: ClusterSett
     for node in nodes:
         if node.num_gpus if on_gpus else node.num_cpus:
             by_domain.setdefault(domains[node.node_id], []).append(node)
-    rooms = {domain: sum(_room(node, on_gpus) for node in members) for domain, members in by_domain.items()}
-    sizes = {domain: _size(room, on_gpus, settings) for domain, room in rooms.items()}
+    slots = {domain: _slots(members, on_gpus, settings) for domain, members in by_domain.items()}
+    rooms = {domain: len(nodes) for domain, nodes in slots.items()}
+    sizes = {domain: settings.num_ranks or room for domain, room in rooms.items()}
     what, named = "GPUs" if on_gpus else "CPUs", {domain: _hosts(members) for domain, members in by_domain.items()}
     told = ", ".join(f"{room} on {named[domain]}" for domain, room in rooms.items())
     if len(set(sizes.values())) > 1:
@@ -93,8 +94,8 @@ def cut(nodes: Sequence[Node], domains: Mapping[str, str], settings: ClusterSett
         raise UsageError(f"cluster.num_ranks={settings.num_ranks} must divide the {what} of every island: {told}")
     islands = [
         (f"{named[domain]}/{number}" if rooms[domain] // sizes[domain] > 1 else named[domain], shares)
-        for domain, members in by_domain.items()
-        for number, shares in enumerate(_islands(members, sizes[domain], on_gpus))
+        for domain in by_domain
+        for number, shares in enumerate(_islands(slots[domain], sizes[domain]))
     ]
     if not islands:
         raise NoCapacity(f"cluster.num_ranks={settings.num_ranks}, but no island has that many {what}: {told}")
@@ -107,14 +108,11 @@ def cut(nodes: Sequence[Node], domains: Mapping[str, str], settings: ClusterSett
     )
 
 
-def _room(node: Node, on_gpus: bool) -> int:
-    return node.num_gpus if on_gpus else node.num_cpus
-
-
-def _size(room: int, on_gpus: bool, settings: ClusterSettings) -> int:
-    if settings.num_ranks is not None:
-        return settings.num_ranks
-    return room if on_gpus else min(room, DEFAULT_CPU_RANKS)
+def _slots(nodes: Sequence[Node], on_gpus: bool, settings: ClusterSettings) -> list[Node]:
+    """The node of each rank that a domain has room for."""
+    slots = [node for node in nodes for _ in range(node.num_gpus if on_gpus else node.num_cpus)]
+    # CPU ranks are for trying things out.
+    return slots if on_gpus or settings.num_ranks else slots[:DEFAULT_CPU_RANKS]
 
 
 def _hosts(nodes: Sequence[Node]) -> str:
@@ -122,10 +120,8 @@ def _hosts(nodes: Sequence[Node]) -> str:
     return hosts[0] if len(hosts) == 1 else f"{hosts[0]}..{hosts[-1]}"
 
 
-def _islands(nodes: Sequence[Node], size: int, on_gpus: bool) -> Iterator[tuple[Share, ...]]:
-    """The nodes of one domain, filled one after the other."""
-    slots = [node for node in nodes for _ in range(_room(node, on_gpus))]
+def _islands(slots: Sequence[Node], size: int) -> Iterator[tuple[Share, ...]]:
+    """Those of one domain, whose nodes are filled one after the other."""
     for first in range(0, len(slots) - size + 1, size):
-        counts = Counter(node.node_id for node in slots[first : first + size])
-        hosts = {node.node_id: node.host for node in nodes}
-        yield tuple(Share(node_id, hosts[node_id], count) for node_id, count in counts.items())
+        counts = Counter(slots[first : first + size])
+        yield tuple(Share(node.node_id, node.host, count) for node, count in counts.items())

@@ -84,7 +84,7 @@ def test_a_baseline_that_could_not_run_has_a_reason_and_no_time():
 
 def test_another_format_version_is_refused():
     row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
-    with pytest.raises(ValueError, match="version=99 of a row must be 2 or 1"):
+    with pytest.raises(ValueError, match="version=99 of a row must be 3, or 1 or 2"):
         Row.from_json({**row.to_json(), "version": 99})
 
 
