@@ -26,6 +26,7 @@ from jobs.results.journal import finished_cases
 from jobs.results.ledger import Ledger
 from jobs.results.run_dir import RunDir
 from jobs.settings import Settings
+from jobs.soak import Soak, soak_s
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Attempts:
           UsageError, RankFailed, InfrastructureError: of the program; a fresh gang would meet the same.
         """
         max_restarts = self._settings.cluster.max_restarts
-        while cases := self._unfinished():
+        while (cases := self._unfinished()) or self._to_soak():
             with self._ledger.lock:
                 self._about["attempt"] = self._about.get("attempt", 0) + 1
             try:
@@ -104,6 +105,16 @@ class Attempts:
         finished = finished_cases(self._ledger.rows(self.name), requested=wanted, baselines=baselines)
         return [case for case in self._cases if case not in finished]
 
+    def _to_soak(self) -> list[Case]:
+        """Cases to go on with; those that failed their check aren't soaked."""
+        if soak_s(self._settings) - sum(point.seconds for point in self._ledger.points(self.name)) < 1e-6:
+            return []
+        wanted = self._settings.kernel.implementation.value
+        good = {
+            row.case for row in self._ledger.rows(self.name) if row.requested == wanted and row.check and not row.failed
+        }
+        return [case for case in self._cases if case in good]
+
     def _measure(self, cases: Sequence[Case]) -> None:
         """One gang, from its start to its end."""
         settings, attempt = self._settings, self._about["attempt"]
@@ -113,7 +124,7 @@ class Attempts:
             gang = Gang.start(
                 self._cluster,
                 settings.cluster,
-                cases[0].num_ranks,
+                self._cases[0].num_ranks,
                 island=self._island,
                 stacks_path=self._stacks_path(attempt),
             )
@@ -127,6 +138,25 @@ class Attempts:
                 for row in benchmark.run(case):
                     if (row.case, row.implementation) not in written:
                         self._ledger.take(row, gang.members)
+            if to_soak := self._to_soak():
+                self._soak(benchmark, settings, to_soak)
+
+    def _soak(self, benchmark: Benchmark, settings: Settings, cases: Sequence[Case]) -> None:
+        earlier = self._ledger.points(self.name)
+
+        def step(text: str) -> None:
+            # How many slices there will be, only the clock knows.
+            self._expect(1)
+            self._step(text)
+
+        Soak(
+            benchmark,
+            settings,
+            earlier_s=sum(point.seconds for point in earlier),
+            iterations=lambda case: sum(point.iterations for point in earlier if point.case == case),
+            report=step,
+            record=self._ledger.take_slice,
+        ).run(cases)
 
     def _step(self, text: str) -> None:
         self._note_restart()

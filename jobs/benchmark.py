@@ -46,8 +46,8 @@ class Benchmark:
     ) -> None:
         self._gang = gang
         self._settings = settings
-        self._attempt = attempt
-        self._island = island
+        self.attempt = attempt
+        self.island = island
         self._report = report
         self._announce = announce
         self._device_kind = gang.members[0].device_kind
@@ -86,10 +86,10 @@ class Benchmark:
         passed = [name for name, check in checks.items() if check.passed]
         for name in passed:
             self._report(f"{case}: {name}: warm-up")
-            self._call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
+            self.call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
         samples, telemetry = self._time(case, passed)
         profiles = self._profile(case, passed, samples)
-        self._call("close_case", doing=f"closing {case}")
+        self.call("close_case", doing=f"closing {case}")
         rows = []
         for name, (o, r) in plan.items():
             rows.append(
@@ -104,12 +104,17 @@ class Benchmark:
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                    attempt=self._attempt,
-                    island=self._island,
+                    attempt=self.attempt,
+                    island=self.island,
                     **_spreads(samples.get(name, {})),
                 )
             )
         return self._with_derived(rows)
+
+    def open_target(self, case: Case) -> str:
+        """Open ``case`` for ``kernel.implementation`` alone; what really runs."""
+        (opened,) = self._open(case, requests_of(self._settings)[:1])
+        return opened.implementation
 
     def _open(self, case: Case, requests: list[Request]) -> list[Opened]:
         """What each request turned into, on all ranks; a baseline that one rank can't run runs on none."""
@@ -124,8 +129,8 @@ class Benchmark:
                 )
             refused[TWO_LEVEL] = Opened(TWO_LEVEL, reason, None, runs=False)
         tried = [r for r in requests if r.implementation not in refused]
-        arguments = (case, tried, self._layout, self._settings.timing, _seed())
-        by_rank = self._call("open_case", *arguments, doing=f"opening {case}")
+        arguments = (case, tried, self._layout, self._settings.timing, seed())
+        by_rank = self.call("open_case", *arguments, doing=f"opening {case}")
         opened = iter(self._agreed(by_rank, tried, case))
         return [refused.get(r.implementation) or next(opened) for r in requests]
 
@@ -136,10 +141,10 @@ class Benchmark:
         if len({member.node_id for member in members}) > 1:
             return "its symmetric memory joins the GPUs of one host, and the ranks are on several"
         host = members[0].ip
-        ready = self._call("get_torch_ready", host, doing="importing torch")
+        ready = self.call("get_torch_ready", host, doing="importing torch")
         if (reason := self._first([r.refusal for r in ready])) is not None:
             return reason
-        return self._first(self._call("join_torch", host, ready[0].port, doing="joining a process group of torch"))
+        return self._first(self.call("join_torch", host, ready[0].port, doing="joining a process group of torch"))
 
     def _first(self, reasons: list[str | None]) -> str | None:
         """The first rank's reason, with the rank where not all have it."""
@@ -151,9 +156,10 @@ class Benchmark:
     def _check(self, case: Case, name: str, is_target: bool) -> Check:
         self._report(f"{case}: {name}: check")
         settings, timing = self._settings.check, self._settings.timing
-        fault = settings.fault if is_target else Fault.none
-        ranks = self._call(
-            "check", name, settings.calls, _seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
+        # With fault_after the soak is to find it.
+        fault = settings.fault if is_target and settings.fault_after is None else Fault.none
+        ranks = self.call(
+            "check", name, settings.calls, seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
         )
         return Check.of_ranks(ranks)
 
@@ -163,22 +169,22 @@ class Benchmark:
         samples: dict[str, Samples] = {
             name: {t: [[] for _ in range(num_ranks)] for t in ("in_graph_us", "call_us")} for name in names
         }
-        self._call("start_sampling", doing="starting NVML")
+        self.call("start_sampling", doing="starting NVML")
         for burst in range(timing.bursts):
             self._report(f"{case}: burst {burst + 1}/{timing.bursts}")
             for name in names:
-                ranks = self._call("burst", name, burst, timing, doing=f"timing {name} on {case}")
+                ranks = self.call("burst", name, burst, timing, doing=f"timing {name} on {case}")
                 for rank, times in enumerate(ranks):
                     for time_name, values in times.items():
                         samples[name][time_name][rank].append(values)
-        telemetry = self._call("stop_sampling", doing="stopping NVML")
+        telemetry = self.call("stop_sampling", doing="stopping NVML")
         return samples, tuple(t for t in telemetry if t is not None)
 
     def _profile(self, case: Case, names: list[str], samples: dict[str, Samples]) -> dict[str, list[Profile]]:
         """Device times, added to ``samples`` as one burst; nothing on CPUs."""
         if not names:
             return {}
-        by_rank = self._call("profile", names, self._settings.timing.profiled_calls, doing=f"profiling {case}")
+        by_rank = self.call("profile", names, self._settings.timing.profiled_calls, doing=f"profiling {case}")
         found = {
             name: [profiles[name] for profiles in by_rank]
             for name in names
@@ -225,11 +231,12 @@ class Benchmark:
                 raise InfrastructureError(f"{case}: {reason}")
         return agreed
 
-    def _call(self, method: str, *args: Any, doing: str) -> list[Any]:
+    def call(self, method: str, *args: Any, doing: str) -> list[Any]:
+        """``Gang.call`` within ``cluster.step_timeout_s``."""
         return self._gang.call(method, *args, timeout_s=self._settings.cluster.step_timeout_s, doing=doing)
 
 
-def _seed() -> int:
+def seed() -> int:
     """Fresh for each use; small enough that a rank can count up from it."""
     return secrets.randbits(30)
 

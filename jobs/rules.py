@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cmkernel.config import CONFIG_TYPES
 from jobs.errors import UsageError
-from jobs.settings import BASELINES, KernelSettings, Settings, World, kernel_config, kernel_config_name
+from jobs.settings import BASELINES, Fault, KernelSettings, Settings, World, kernel_config, kernel_config_name
 
 _POSITIVE = {
     "cluster": (
@@ -27,7 +27,7 @@ _POSITIVE = {
         "nic_gbps",
         "nics_per_host",
     ),
-    "timing": ("bursts", "iterations", "chain_length", "chains", "chain_repeats", "profiled_calls"),
+    "timing": ("bursts", "iterations", "chain_length", "chains", "chain_repeats", "profiled_calls", "soak_minutes"),
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
 }
@@ -68,6 +68,13 @@ def _validate(settings: Settings) -> None:
                 raise UsageError(f"{group}.{name}={value} must be greater than 0")
     if settings.timing.warmup < 1:
         raise UsageError(f"timing.warmup={settings.timing.warmup} must be at least 1: the first call compiles")
+    if (after := settings.check.fault_after) is not None and (
+        after < 0 or settings.check.fault is Fault.none or settings.timing.soak_minutes is None
+    ):
+        raise UsageError(
+            f"check.fault_after={after} must be at least 0, and needs check.fault and timing.soak_minutes: it is the "
+            "iteration of the soak from which on the fault is there"
+        )
     if settings.cluster.world is World.per_island and settings.cluster.gpus_per_host is not None:
         raise UsageError(
             f"cluster.gpus_per_host={settings.cluster.gpus_per_host} has no meaning with cluster.world=per_island: "

@@ -24,18 +24,20 @@ from jobs.islands import Islands
 from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case, Row
-from jobs.results import table
+from jobs.results import soaking, table
 from jobs.results.environment import environment
-from jobs.results.journal import Journal, iterate
+from jobs.results.journal import Journal, iterate, iterate_soak
 from jobs.results.ledger import Ledger
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
 from jobs.results.resume import continued
 from jobs.results.run_dir import RunDir
+from jobs.results.soaking import Point
 from jobs.results.standings import standings
 from jobs.results.wandb_sink import WandbSink
 from jobs.rules import to_settings
 from jobs.settings import Settings, World
+from jobs.soak import soak_s
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ def run(config: DictConfig) -> Outcome:
                 run_dir.write_config(settings)
             else:
                 outcome.rows += (row.condensed() for row in iterate(run_dir.journal_path))
+                slices, outlier_z = iterate_soak(run_dir.soak_path), settings.cluster.outlier_z
+                outcome.soak += (Point.of(found, outlier_z=outlier_z) for found in slices)
             with outcome.recording():
                 _measure(settings, run_dir, journal, outcome)
             # Here the gang is gone and its GPUs are free: W&B may take its time.
@@ -98,7 +102,14 @@ def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Out
         print(f"# Overrides: {overrides or 'none'}", flush=True)
         if settings.resume:
             print(f"# Resumed  : {settings.resume}, {len(outcome.rows)} rows are there", flush=True)
-        ledger = Ledger(journal, outcome, stack.enter_context(Progress(0, sys.stdout)))
+        soak_journal = stack.enter_context(Journal(run_dir.soak_path)) if soak_s(settings) else None
+        ledger = Ledger(
+            journal,
+            outcome,
+            stack.enter_context(Progress(0, sys.stdout)),
+            soak_journal=soak_journal,
+            outlier_z=settings.cluster.outlier_z,
+        )
         common: dict[str, Any] = {"ledger": ledger, "run_dir": run_dir, "environment": about}
         if not islands:
             Attempts(cluster, settings, cases, **common, about=about).run()
@@ -167,6 +178,8 @@ def _conclude(settings: Settings, outcome: Outcome) -> None:
     more: dict[str, Any] = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
     if settings.cluster.world is World.per_island:
         more |= _judge_islands(settings, outcome)
+    if outcome.soak:
+        more |= _judge_soak(outcome)
     # A job that was told to stop has no time left.
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
@@ -188,6 +201,27 @@ def _judge_islands(settings: Settings, outcome: Outcome) -> dict[str, Any]:
         outcome.end("outlier", EXIT_CHECK_FAILED, f"{len(outliers)} of the islands and ranks are too slow: {named}")
     slowest = {"slowest_island": found.islands[0].name} if found.islands else {}
     return {"islands": found.num_islands, "outliers": len(found.outliers), **slowest}
+
+
+def _judge_soak(outcome: Outcome) -> dict[str, Any]:
+    """Fail the job where an iteration was wrong or memory grew; what W&B's summary says of the soak."""
+    for line in soaking.lines(outcome.soak):
+        print(line, flush=True)
+    found = soaking.soaked(outcome.soak)
+    if wrong := [one for one in found if one.num_wrong]:
+        named = "; ".join(f"{one.num_wrong} of {one.iterations}, first {one.first_wrong}, {one.name}" for one in wrong)
+        outcome.end("check_failed", EXIT_CHECK_FAILED, f"iterations of the soak are wrong: {named}")
+    if growing := [one for one in found if one.grows]:
+        named = "; ".join(f"{(one.growth_bytes or 0) / 2**20:+.0f} MiB, {one.name}" for one in growing)
+        outcome.end("memory_growth", EXIT_CHECK_FAILED, f"the ranks' memory grows: {named}")
+    drifts = [abs(one.drift) for one in found if one.drift is not None]
+    return {
+        "soak/iterations": sum(one.iterations for one in found),
+        "soak/wrong": sum(one.num_wrong for one in found),
+        "soak/slow": sum(one.num_slow for one in found),
+        "soak/largest_growth_mib": max(one.growth_bytes or 0 for one in found) / 2**20,
+        **({"soak/largest_drift_percent": 100 * max(drifts)} if drifts else {}),
+    }
 
 
 def _report(outcome: Outcome) -> None:

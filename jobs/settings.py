@@ -179,6 +179,9 @@ class TimingSettings:
     """Back-to-back runs of the program in a sample: the dispatch of all but the first hides behind the run before."""
     profiled_calls: int = 20
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
+    soak_minutes: float | None = None
+    """After the measurement the cases are repeated for so long, with ``kernel.implementation`` alone: fresh data and a
+    check in every iteration, times and memory recorded in soak.jsonl. May be a fraction; null: no soak."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
     """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
     ppermute_two_level; xla and xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and
@@ -195,6 +198,8 @@ class CheckSettings:
     """Back-to-back calls with fresh normal data; one more call has integer data and must match exactly."""
     fault: Fault = Fault.none
     """Plants a fault in the results of ``kernel.implementation`` before they are checked: the job must exit 1."""
+    fault_after: int | None = None
+    """Plants it in the soak instead, after so many iterations of a case; null: in the check before the times."""
 
 
 @dataclass

@@ -22,9 +22,11 @@ from jobs.measure.layout import Layout
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.pulse import PULSE
+from jobs.measure.soak import soak
 from jobs.measure.telemetry import Sampler, nvlink_name
 from jobs.records import Case, RankCheck, Telemetry
 from jobs.settings import Fault, TimingSettings
+from jobs.soak_record import RankSlice
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +120,12 @@ class Session:
         case = self._opened()
         subject = Subject(case.programs[implementation], case.case, self.mesh, self.rank, fault)
         return check(subject, calls=calls, num_sets=len(case.sets), chain_length=chain_length, seed=seed)
+
+    def soak(self, implementation: str, iterations: int, seed: int, fault: Fault, fault_from: int) -> RankSlice:
+        """So many calls with fresh data, each one timed and checked."""
+        case = self._opened()
+        subject = Subject(case.programs[implementation], case.case, self.mesh, self.rank, fault)
+        return soak(subject, iterations=iterations, seed=seed, fault_from=fault_from, align=self._align_ranks)
 
     def warm_up(self, implementation: str, calls: int) -> None:
         """Run both programs, which the check has compiled."""

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records import TIMES, Case, Row
 from jobs.results.json_safe import json_safe, revive_floats
+from jobs.soak_record import SoakSlice
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Journal:
             logger.warning("%s: cut off a last line without its end", path)
             os.ftruncate(self._fd, whole)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: Row | SoakSlice) -> None:
         """Write ``row`` as one line; when this returns, it is on the disk.
 
         Raises:
@@ -103,13 +104,25 @@ def iterate(path: Path) -> Iterator[Row]:
     Raises:
       UsageError: the file can't be read, or a line is no row of this format; the line is named.
     """
+    return _iterate(path, _row)
+
+
+def iterate_soak(path: Path) -> Iterator[SoakSlice]:
+    """The slices of the soak's journal at ``path``, one at a time; none where there is no such file.
+
+    Raises: what ``iterate`` raises.
+    """
+    return _iterate(path, _slice) if path.exists() else iter(())
+
+
+def _iterate[T](path: Path, parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
                     logger.warning("%s: line %d has no end and is left out", path, number)
                     return
-                yield _parsed(line, f"{path}:{number}")
+                yield _parsed(line, f"{path}:{number}", parse)
     except OSError as error:
         raise UsageError(f"{path}: can't be read ({error.strerror})") from error
 
@@ -132,9 +145,9 @@ def finished_cases(rows: Iterable[Row], *, requested: str, baselines: Collection
     }
 
 
-def _parsed(line: bytes, where: str) -> Row:
+def _parsed[T](line: bytes, where: str, parse: Callable[[dict[str, Any]], T]) -> T:
     try:
-        return _row(json.loads(line))
+        return parse(json.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{where}: not a row ({type(error).__name__}: {error})") from error
 
@@ -146,6 +159,10 @@ def _row(data: dict[str, Any]) -> Row:
         for rank in data.get("telemetry", ())
     ]
     return Row.from_json(data)
+
+
+def _slice(data: dict[str, Any]) -> SoakSlice:
+    return SoakSlice.from_json({**data, "check": revive_floats(data["check"])})
 
 
 def _write_all(fd: int, data: bytes) -> None:

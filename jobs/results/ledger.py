@@ -12,6 +12,8 @@ from jobs.results.journal import Journal
 from jobs.results.metrics import RankInfo
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
+from jobs.results.soaking import Point
+from jobs.soak_record import SoakSlice
 
 logger = logging.getLogger(__name__)
 
@@ -23,16 +25,28 @@ class Ledger:
 
     Args:
       journal: of the run directory, open.
+      soak_journal: the soak's, open; ``None`` where there is no soak.
       outcome: gets the rows and counts the restarts; its W&B run has been started.
       progress: shows steps and rows.
+      outlier_z: which iterations of a soak stand out.
     """
 
-    def __init__(self, journal: Journal, outcome: Outcome, progress: Progress) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        outcome: Outcome,
+        progress: Progress,
+        *,
+        soak_journal: Journal | None = None,
+        outlier_z: float = 3.5,
+    ) -> None:
         self.lock = threading.RLock()
         """Held while anything of this object's is read or changed."""
         self._journal = journal
         self._outcome = outcome
         self._progress = progress
+        self._soak_journal = soak_journal
+        self._outlier_z = outlier_z
         self._introduced = False
 
     def rows(self, island: str | None) -> list[Row]:
@@ -53,6 +67,26 @@ class Ledger:
             assert self._outcome.wandb is not None
             self._outcome.wandb.log_row(row, members)
             self._progress.print(table.row_line(row))
+
+    def points(self, island: str | None) -> list[Point]:
+        """Slices of the soak of one island so far; ``None``: of a job without islands."""
+        with self.lock:
+            return [point for point in self._outcome.soak if point.island == island]
+
+    def take_slice(self, found: SoakSlice) -> None:
+        """A slice of the soak.
+
+        Raises:
+          InfrastructureError: it can't be written to its journal.
+        """
+        with self.lock:
+            assert self._soak_journal is not None
+            self._soak_journal.append(found)
+            self._outcome.soak.append(Point.of(found, outlier_z=self._outlier_z))
+            if found.wrong:
+                self.announce(
+                    f"WRONG: iterations {found.wrong[:8]} of the soak of {found.implementation} on {found.case}"
+                )
 
     def introduce(self, first: Sequence[str], later: Sequence[str]) -> None:
         """What stands above the rows of a gang: ``first`` for the job's first one, ``later`` for any other."""

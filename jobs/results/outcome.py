@@ -14,6 +14,7 @@ from jobs.results.result_line import result_line
 
 if TYPE_CHECKING:
     from jobs.records import Row
+    from jobs.results.soaking import Point
     from jobs.results.wandb_sink import WandbSink
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class Outcome:
     wandb: WandbSink | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
     """All rows of the journal, condensed, those of a job that this one resumes included."""
+    soak: list[Point] = dataclasses.field(default_factory=list)
+    """Of each slice of the soak."""
     restarts: int = 0
     restart_s: float = 0.0
     """Seconds from each loss of a gang to the first step of the next one, added up."""

@@ -76,6 +76,11 @@ class RunDir:
         return self.path / JOURNAL_NAME
 
     @property
+    def soak_path(self) -> Path:
+        """Slices of the soak, one JSON object a line."""
+        return self.path / "soak.jsonl"
+
+    @property
     def log_path(self) -> Path:
         """The driver's log."""
         return self.path / "bench.log"

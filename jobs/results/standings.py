@@ -1,14 +1,8 @@
 """Which islands and ranks are slower than the others: ranked, and outliers named.
 
-Of each case and implementation an island has its headline time, a rank the median of its own samples. The robust
-z-score of a time ``x`` among the others of its kind is ``(x - median) / scale``, with
-
-    scale = max(1.4826 MAD, 1.4826 s, 0.01 median)
-
-where MAD is the median absolute deviation over all of them: the modified z-score of Iglewicz and Hoaglin, "How to
-Detect and Handle Outliers" (1993), whose threshold is 3.5. The other two are a floor, or noise would be flagged where
-most of the times are alike: ``s`` is the samples' own scatter, the median over islands (ranks) of half their
-interquartile range, and a scale is never less than 1 % of the time. Only slow ones are outliers.
+Of each case and implementation an island has its headline time, a rank the median of its own samples. Its z-score among
+the others of its kind is that of ``jobs.results.robust``, where ``least`` is 1.4826 s: ``s`` is the scatter of the
+samples, the median over islands (ranks) of half their interquartile range. Only slow ones are outliers.
 """
 
 from __future__ import annotations
@@ -20,11 +14,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from jobs.records import HEADLINE, Case, Row
+from jobs.results.robust import NORMAL, median_and_scale
 
 MIN_MEMBERS = 3
 """Of fewer nobody can tell which one is the odd one."""
-_NORMAL = 1.4826  # makes of the MAD, or of half the interquartile range, the standard deviation of normal data
-_LEAST_SHARE = 0.01
 _MAX_SHOWN = 10
 
 
@@ -117,10 +110,8 @@ def _judge(
     """Add the result of each member to ``results``; ``times`` has the time and its scatter."""
     if len(times) < MIN_MEMBERS:
         return
-    median_us = statistics.median(time_us for time_us, _ in times.values())
-    deviation_us = statistics.median(abs(time_us - median_us) for time_us, _ in times.values())
     scatter_us = statistics.median(scatter_us for _, scatter_us in times.values())
-    scale_us = max(_NORMAL * deviation_us, _NORMAL * scatter_us, _LEAST_SHARE * median_us)
+    median_us, scale_us = median_and_scale([time_us for time_us, _ in times.values()], least=NORMAL * scatter_us)
     for name, (time_us, _) in times.items():
         results[name].append(Result(case, implementation, time_us, median_us, (time_us - median_us) / scale_us))
 
