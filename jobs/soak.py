@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jobs.benchmark import Benchmark, seed
+from jobs.measure.soak import INTEGERS_EVERY
 from jobs.records import Case
 from jobs.settings import Settings
 from jobs.soak_record import SoakSlice
@@ -16,7 +17,7 @@ from jobs.soak_record import SoakSlice
 _SLICES = 20
 _MIN_SLICE_S, _MAX_SLICE_S = 1.0, 60.0
 # Iterations of a case's first slice, which compiles; and by how much later slices may grow at once.
-_FIRST_ITERATIONS, _GROWTH = 4, 8
+_FIRST_ITERATIONS, _GROWTH = 2 * INTEGERS_EVERY, 8
 
 
 @dataclasses.dataclass
@@ -74,6 +75,7 @@ class Soak:
         turn = self._turns.setdefault(case, _Turn(self._iterations(case)))
         self._report(f"{case}: soak, {self._done_s:.0f} of {soak_s(self._settings):.0f} s")
         began = time.monotonic()
+        opens = self._open is None or self._open[0] != case
         implementation = self._implementation(case)
         opened = time.monotonic()
         check = self._settings.check
@@ -85,6 +87,7 @@ class Soak:
             check.fault,
             # Without fault_after the fault was planted before, and the case isn't soaked.
             max((check.fault_after or 0) - turn.first_iteration, 0),
+            opens,
             doing=f"soaking {implementation} on {case}",
         )
         ended = time.monotonic()
@@ -105,7 +108,7 @@ class Soak:
         self._done_s += seconds
         turn.first_iteration += turn.iterations
         fitting = int(turn.iterations * wanted_s / max(ended - opened, 1e-3))
-        turn.iterations = min(max(fitting, 1), _GROWTH * turn.iterations)
+        turn.iterations = min(max(fitting, _FIRST_ITERATIONS), _GROWTH * turn.iterations)
 
     def _implementation(self, case: Case) -> str:
         """What runs on ``case``, which is open from here on."""

@@ -15,8 +15,8 @@ FORMAT_VERSION = 1
 class RankSlice:
     """What one rank found in a slice."""
 
-    times_us: list[float]
-    """Of each iteration: one call on the host's clock, ranks aligned before it."""
+    times_us: list[float | None]
+    """Of each iteration: one call on the host's clock, ranks aligned before it. ``None`` for those that compile."""
     wrong: list[int]
     """Iterations of the slice whose result was wrong, from 0."""
     check: RankCheck
@@ -38,8 +38,8 @@ class SoakSlice:
     """How long it took, with drawing the data, with the checks, and with opening the case where that was needed."""
     first_iteration: int
     """Iterations of this case before it."""
-    times_us: list[float]
-    """Of each iteration, maximum over ranks."""
+    times_us: list[float | None]
+    """Of each iteration, maximum over ranks; ``None`` for the first ones behind the opening, which compile."""
     wrong: list[int]
     """Numbers of the iterations whose result was wrong on a rank, counted over all slices of the case."""
     check: Check
@@ -58,7 +58,10 @@ class SoakSlice:
         """From what every rank found; ``about`` are the other fields."""
         return cls(
             first_iteration=first_iteration,
-            times_us=[max(times) for times in zip(*(rank.times_us for rank in ranks), strict=True)],
+            times_us=[
+                max((time for time in times if time is not None), default=None)
+                for times in zip(*(rank.times_us for rank in ranks), strict=True)
+            ],
             wrong=sorted({first_iteration + number for rank in ranks for number in rank.wrong}),
             check=Check.of_ranks([rank.check for rank in ranks]),
             rss_bytes=[rank.rss_bytes for rank in ranks],

@@ -121,11 +121,20 @@ class Session:
         subject = Subject(case.programs[implementation], case.case, self.mesh, self.rank, fault)
         return check(subject, calls=calls, num_sets=len(case.sets), chain_length=chain_length, seed=seed)
 
-    def soak(self, implementation: str, iterations: int, seed: int, fault: Fault, fault_from: int) -> RankSlice:
-        """So many calls with fresh data, each one timed and checked."""
+    def soak(
+        self, implementation: str, iterations: int, seed: int, fault: Fault, fault_from: int, compiles: bool
+    ) -> RankSlice:
+        """So many calls with fresh data, each one checked and, but for those that compile, timed."""
         case = self._opened()
         subject = Subject(case.programs[implementation], case.case, self.mesh, self.rank, fault)
-        return soak(subject, iterations=iterations, seed=seed, fault_from=fault_from, align=self._align_ranks)
+        return soak(
+            subject,
+            iterations=iterations,
+            seed=seed,
+            fault_from=fault_from,
+            compiles=compiles,
+            align=self._align_ranks,
+        )
 
     def warm_up(self, implementation: str, calls: int) -> None:
         """Run both programs, which the check has compiled."""

@@ -18,13 +18,16 @@ from jobs.soak_record import RankSlice
 INTEGERS_EVERY = 4
 
 
-def soak(subject: Subject, *, iterations: int, seed: int, fault_from: int, align: Align) -> RankSlice:
+def soak(subject: Subject, *, iterations: int, seed: int, fault_from: int, compiles: bool, align: Align) -> RankSlice:
     """``iterations`` calls; the subject's fault is planted from iteration ``fault_from`` on.
 
-    The data are drawn on the device, from the seeds from ``seed`` on, and are there before the call is timed.
+    The data are drawn on the device, from the seeds from ``seed`` on, and are there before the call is timed. Where the
+    case was opened a moment ago the first ones compile, and are checked only.
     """
+    untimed = INTEGERS_EVERY if compiles else 0
     sound = dataclasses.replace(subject, fault=Fault.none)
-    times_us, found = [], []
+    times_us: list[float | None] = []
+    found = []
     for number in range(iterations):
         drawn = seed + number, number % INTEGERS_EVERY == INTEGERS_EVERY - 1
         operands = jax.block_until_ready(draw(subject, *drawn))
@@ -32,7 +35,7 @@ def soak(subject: Subject, *, iterations: int, seed: int, fault_from: int, align
         start = time.perf_counter_ns()
         result = subject.program.call(*operands)
         result.block_until_ready()
-        times_us.append((time.perf_counter_ns() - start) / 1e3)
+        times_us.append((time.perf_counter_ns() - start) / 1e3 if number >= untimed else None)
         found.append(compare_with_oracle(subject if number >= fault_from else sound, result, drawn))
     del operands, result
     memory = jax.local_devices()[0].memory_stats()

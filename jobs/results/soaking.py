@@ -49,8 +49,9 @@ class Point:
     @classmethod
     def of(cls, found: SoakSlice, *, outlier_z: float) -> Point:
         """The slice, condensed."""
-        median_us, scale_us = median_and_scale(found.times_us)
-        slow = [time_us for time_us in found.times_us if time_us > median_us + outlier_z * scale_us]
+        times_us = [time_us for time_us in found.times_us if time_us is not None]
+        median_us, scale_us = median_and_scale(times_us)
+        slow = [time_us for time_us in times_us if time_us > median_us + outlier_z * scale_us]
         return cls(
             *(found.case, found.implementation, found.island, found.start_s, found.seconds),
             iterations=len(found.times_us),
