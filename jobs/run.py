@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from jobs.attempts import Attempts, attempts_of, members_of
-from jobs.errors import EXIT_CHECK_FAILED, JobStopped, UsageError
+from jobs.errors import JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
 from jobs.gang.island import Island, cut
@@ -24,7 +24,6 @@ from jobs.islands import Islands
 from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case, Row
-from jobs.results import soaking, table
 from jobs.results.environment import environment
 from jobs.results.journal import Journal, iterate, iterate_soak
 from jobs.results.ledger import Ledger
@@ -33,7 +32,7 @@ from jobs.results.progress import Progress
 from jobs.results.resume import continued
 from jobs.results.run_dir import RunDir
 from jobs.results.soaking import Point
-from jobs.results.standings import standings
+from jobs.results.verdict import judge
 from jobs.results.wandb_sink import WandbSink
 from jobs.rules import to_settings
 from jobs.settings import Settings, World
@@ -85,6 +84,7 @@ def _measure(settings: Settings, run_dir: RunDir, journal: Journal, outcome: Out
         about = {
             **environment(submitted_git_sha()),
             "versions": refuse_unfit_hosts(cluster),
+            "outlier_z": settings.cluster.outlier_z,
             **_attempts(earlier, islands),
         }
         outcome.wandb = WandbSink.start(
@@ -169,17 +169,7 @@ def _cases(settings: Settings, cluster: Cluster, islands: Sequence[Island], rows
 
 def _conclude(settings: Settings, outcome: Outcome) -> None:
     """The verdict over all rows, and everything handed over to W&B."""
-    failed = [row for row in outcome.rows if row.failed]
-    if failed:
-        named = ", ".join(f"{row.implementation} on {row.case}" for row in failed)
-        outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
-    for line in table.footer_lines(outcome.rows):
-        print(line, flush=True)
-    more: dict[str, Any] = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
-    if settings.cluster.world is World.per_island:
-        more |= _judge_islands(settings, outcome)
-    if outcome.soak:
-        more |= _judge_soak(outcome)
+    more = judge(outcome, settings)
     # A job that was told to stop has no time left.
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
@@ -189,39 +179,6 @@ def _conclude(settings: Settings, outcome: Outcome) -> None:
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)
-
-
-def _judge_islands(settings: Settings, outcome: Outcome) -> dict[str, Any]:
-    """Rank islands and ranks, and fail the job where one is an outlier; what W&B's summary says of them."""
-    found = standings(outcome.rows, outlier_z=settings.cluster.outlier_z)
-    for line in found.lines():
-        print(line, flush=True)
-    if outliers := found.outliers:
-        named = "; ".join(f"{standing.name}: {standing.worst}" for standing in outliers[:8])
-        outcome.end("outlier", EXIT_CHECK_FAILED, f"{len(outliers)} of the islands and ranks are too slow: {named}")
-    slowest = {"slowest_island": found.islands[0].name} if found.islands else {}
-    return {"islands": found.num_islands, "outliers": len(found.outliers), **slowest}
-
-
-def _judge_soak(outcome: Outcome) -> dict[str, Any]:
-    """Fail the job where an iteration was wrong or memory grew; what W&B's summary says of the soak."""
-    for line in soaking.lines(outcome.soak):
-        print(line, flush=True)
-    found = soaking.soaked(outcome.soak)
-    if wrong := [one for one in found if one.num_wrong]:
-        named = "; ".join(f"{one.num_wrong} of {one.iterations}, first {one.first_wrong}, {one.name}" for one in wrong)
-        outcome.end("check_failed", EXIT_CHECK_FAILED, f"iterations of the soak are wrong: {named}")
-    if growing := [one for one in found if one.grows]:
-        named = "; ".join(f"{(one.growth_bytes or 0) / 2**20:+.0f} MiB, {one.name}" for one in growing)
-        outcome.end("memory_growth", EXIT_CHECK_FAILED, f"the ranks' memory grows: {named}")
-    drifts = [abs(one.drift) for one in found if one.drift is not None]
-    return {
-        "soak/iterations": sum(one.iterations for one in found),
-        "soak/wrong": sum(one.num_wrong for one in found),
-        "soak/slow": sum(one.num_slow for one in found),
-        "soak/largest_growth_mib": max(one.growth_bytes or 0 for one in found) / 2**20,
-        **({"soak/largest_drift_percent": 100 * max(drifts)} if drifts else {}),
-    }
 
 
 def _report(outcome: Outcome) -> None:

@@ -25,6 +25,7 @@ from jobs.soak_record import SoakSlice
 logger = logging.getLogger(__name__)
 
 JOURNAL_NAME = "results.jsonl"
+SOAK_NAME = "soak.jsonl"
 # Parts of a row that hold numbers and no strings.
 _NUMBERS = ("check", *TIMES, "samples_us", "kernels_us", "derived")
 

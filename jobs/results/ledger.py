@@ -12,6 +12,7 @@ from jobs.results.journal import Journal
 from jobs.results.metrics import RankInfo
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
+from jobs.results.robust import DEFAULT_OUTLIER_Z
 from jobs.results.soaking import Point
 from jobs.soak_record import SoakSlice
 
@@ -38,7 +39,7 @@ class Ledger:
         progress: Progress,
         *,
         soak_journal: Journal | None = None,
-        outlier_z: float = 3.5,
+        outlier_z: float = DEFAULT_OUTLIER_Z,
     ) -> None:
         self.lock = threading.RLock()
         """Held while anything of this object's is read or changed."""

@@ -10,7 +10,9 @@ from typing import Any
 
 from jobs.errors import UsageError
 from jobs.records import Row
-from jobs.results.journal import JOURNAL_NAME, read
+from jobs.results.journal import JOURNAL_NAME, SOAK_NAME, iterate_soak, read
+from jobs.results.robust import DEFAULT_OUTLIER_Z
+from jobs.results.soaking import Point
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,8 @@ class RecordedRun:
     """``environment.json``; empty where there is none."""
     config: str
     """``config.yaml`` as it was written; empty where there is none."""
+    soak: tuple[Point, ...] = ()
+    """The slices of its soak, where it had one."""
 
     @property
     def members(self) -> list[dict[str, Any]]:
@@ -58,7 +62,9 @@ def read_run(path: Path) -> RecordedRun:
         environment = json.loads(_text(path / "environment.json") or "{}")
     except ValueError as error:
         raise UsageError(f"{path / 'environment.json'}: no JSON ({error})") from error
-    return RecordedRun(path, rows, environment, _text(path / "config.yaml"))
+    outlier_z = environment.get("outlier_z", DEFAULT_OUTLIER_Z)
+    soak = tuple(Point.of(found, outlier_z=outlier_z) for found in iterate_soak(path / SOAK_NAME))
+    return RecordedRun(path, rows, environment, _text(path / "config.yaml"), soak)
 
 
 def read_runs(paths: Sequence[Path]) -> list[RecordedRun]:

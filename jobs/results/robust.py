@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 NORMAL = 1.4826
 """Makes of the MAD, or of half the interquartile range, the standard deviation of normal data."""
+DEFAULT_OUTLIER_Z = 3.5
 LEAST_SHARE = 0.01
 """Times are never told apart by less than the threshold times this share of their median."""
 
