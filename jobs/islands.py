@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import threading
+import time
 from collections.abc import Sequence
 
 from jobs.attempts import Attempts
@@ -28,7 +31,7 @@ class Islands:
 
     def __init__(self, attempts: Sequence[Attempts], outcome: Outcome) -> None:
         self._outcome = outcome
-        self._errors: dict[str, BaseException] = {}
+        self._ended: queue.Queue[tuple[str, BaseException | None]] = queue.Queue()
         self._threads = [
             threading.Thread(target=self._run, args=(one,), name=f"island-{one.name}", daemon=True) for one in attempts
         ]
@@ -41,23 +44,34 @@ class Islands:
         """
         for thread in self._threads:
             thread.start()
+        running = len(self._threads)
         try:
-            for thread in self._threads:
-                while thread.is_alive():
-                    thread.join(_INTERVAL_S)
-                    raise_if_stopped()
+            while running:
+                with contextlib.suppress(queue.Empty):
+                    # Not Thread.join(), which a signal's exception makes take a running thread for an ended one.
+                    name, error = self._ended.get(timeout=_INTERVAL_S)
+                    running -= 1
+                    if error is not None and not isinstance(error, JobStopped):
+                        self._note(name, error)
+                raise_if_stopped()
         except JobStopped:
-            # Their threads notice it as well.
-            for thread in self._threads:
-                thread.join(_STOP_TIMEOUT_S)
+            # Their threads notice it as well, and end their gangs.
+            deadline = time.monotonic() + _STOP_TIMEOUT_S
+            with contextlib.suppress(queue.Empty):
+                while running:
+                    self._ended.get(timeout=max(deadline - time.monotonic(), 0))
+                    running -= 1
             raise
-        for name, error in self._errors.items():
-            with self._outcome.recording(f"island {name}: "):
-                raise error
+
+    def _note(self, name: str, error: BaseException) -> None:
+        with self._outcome.recording(f"island {name}: "):
+            raise error
 
     def _run(self, attempts: Attempts) -> None:
+        error: BaseException | None = None
         try:
             attempts.run()
-        except BaseException as error:
-            logger.warning("island %s ends: %s", attempts.name, error)
-            self._errors[str(attempts.name)] = error
+        except BaseException as raised:
+            logger.warning("island %s ends: %s", attempts.name, raised)
+            error = raised
+        self._ended.put((str(attempts.name), error))
