@@ -101,9 +101,12 @@ class Check:
         )
 
 
-def _quartiles(bursts: Sequence[Sequence[float]]) -> list[float]:
-    """Of all samples: three numbers."""
+def quartiles(bursts: Sequence[Sequence[float]]) -> list[float]:
+    """Of all samples: three numbers; of three samples these themselves, of none none."""
     values = [value for burst in bursts for value in burst]
+    if len(values) == 3:
+        # They may be quartiles already.
+        return sorted(values)
     if len(values) < 2:
         return values * 3
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -201,7 +204,7 @@ class Row:
     def condensed(self) -> Row:
         """The row without its bulk: of each rank's samples their median, and of the headline time the quartiles."""
         samples = {
-            name: [[_quartiles(rank) if name == HEADLINE else _quartiles(rank)[1:2]] for rank in ranks]
+            name: [[quartiles(rank) if name == HEADLINE else quartiles(rank)[1:2]] for rank in ranks]
             for name, ranks in self.samples_us.items()
         }
         return dataclasses.replace(self, samples_us=samples, kernels_us={})

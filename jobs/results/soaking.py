@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from jobs.records import Case
-from jobs.results.robust import median_and_scale
+from jobs.results.robust import median_and_scale, z_score
 from jobs.soak_record import SoakSlice
 
 _MIN_SLICES = 4
@@ -50,8 +50,8 @@ class Point:
     def of(cls, found: SoakSlice, *, outlier_z: float) -> Point:
         """The slice, condensed."""
         times_us = [time_us for time_us in found.times_us if time_us is not None]
-        median_us, scale_us = median_and_scale(times_us)
-        slow = [time_us for time_us in times_us if time_us > median_us + outlier_z * scale_us]
+        median_us, scale = median_and_scale(times_us)
+        slow = [time_us for time_us in times_us if z_score(time_us, median_us, scale) > outlier_z]
         return cls(
             *(found.case, found.implementation, found.island, found.start_s, found.seconds),
             iterations=len(found.times_us),

@@ -1,8 +1,10 @@
 """Which islands and ranks are slower than the others: ranked, and outliers named.
 
-Of each case and implementation an island has its headline time, a rank the median of its own samples. Its z-score among
-the others of its kind is that of ``jobs.results.robust``, where ``least`` is 1.4826 s: ``s`` is the scatter of the
-samples, the median over islands (ranks) of half their interquartile range. Only slow ones are outliers.
+Of each case and implementation an island has its headline time, that of its slowest rank, and a rank the median of its
+samples. The z-score of a time among the others of its kind is that of ``jobs.results.robust``. ``least`` is there the
+larger one of two: the scatter of samples (from their interquartile range; its median over all islands or ranks), and the
+standard error of this very median, ``sqrt(pi / 2) scatter / sqrt(n)`` for normal data: no time is an outlier that another
+measurement might take back. Only slow ones are.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from jobs.records import HEADLINE, Case, Row
-from jobs.results.robust import NORMAL, median_and_scale
+from jobs.records import HEADLINE, Case, Row, quartiles
+from jobs.results.robust import NORMAL, median_and_scale, z_score
 
 MIN_MEMBERS = 3
 """Of fewer nobody can tell which one is the odd one."""
+# Of the standard error of a median over that of a mean.
+_OF_MEDIAN = math.sqrt(math.pi / 2)
 _MAX_SHOWN = 10
 
 
@@ -79,8 +83,14 @@ class Standings:
         return ["#", *_ranking("Islands", self.islands), *_ranking("Ranks  ", self.ranks)]
 
 
-def standings(rows: Sequence[Row], *, outlier_z: float) -> Standings:
-    """Of the islands and ranks that measured ``rows``, which may be condensed; ``outlier_z`` is the threshold."""
+def standings(rows: Sequence[Row], *, outlier_z: float, num_samples: int | None = None) -> Standings:
+    """Of the islands and ranks that measured ``rows``.
+
+    Args:
+      rows: of a job; those without an island or a time are left out.
+      outlier_z: the threshold.
+      num_samples: headline samples of each rank, where the rows are condensed and don't tell.
+    """
     groups: dict[tuple[Case, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row.island is not None and row.headline_us is not None:
@@ -88,32 +98,44 @@ def standings(rows: Sequence[Row], *, outlier_z: float) -> Standings:
     islands: dict[str, list[Result]] = defaultdict(list)
     ranks: dict[str, list[Result]] = defaultdict(list)
     for (case, implementation), group in groups.items():
-        of_ranks = {
-            f"rank {rank} of {row.island}": (statistics.median(samples), _half_range(samples))
-            for row in group
-            for rank, samples in enumerate(map(_flat, row.samples_us.get(HEADLINE, ())))
-        }
-        # An island's time is that of its slowest rank.
         of_islands = {
-            str(row.island): max(of_ranks[f"rank {rank} of {row.island}"] for rank in range(row.case.num_ranks))
-            for row in group
+            str(row.island): [_Time.of(rank, num_samples) for rank in row.samples_us[HEADLINE]] for row in group
         }
-        _judge(of_islands, case, implementation, islands)
+        of_ranks = {f"rank {r} of {name}": time for name, times in of_islands.items() for r, time in enumerate(times)}
+        slowest = {name: max(times, key=lambda time: time.median_us) for name, times in of_islands.items()}
+        _judge(slowest, case, implementation, islands)
         _judge(of_ranks, case, implementation, ranks)
     names = {row.island for row in rows if row.island is not None}
     return Standings(_ranked(islands, outlier_z), _ranked(ranks, outlier_z), len(names))
 
 
-def _judge(
-    times: Mapping[str, tuple[float, float]], case: Case, implementation: str, results: dict[str, list[Result]]
-) -> None:
-    """Add the result of each member to ``results``; ``times`` has the time and its scatter."""
+@dataclasses.dataclass(frozen=True)
+class _Time:
+    """A rank's headline time on a case."""
+
+    median_us: float
+    scatter: float
+    """Standard deviation of the samples' logarithms, from their quartiles."""
+    error: float
+    """Standard error of the median's logarithm."""
+
+    @classmethod
+    def of(cls, bursts: Sequence[Sequence[float]], num_samples: int | None) -> _Time:
+        lower, median, upper = quartiles(bursts)
+        scatter = NORMAL * math.log(upper / lower) / 2
+        count = num_samples or sum(map(len, bursts))
+        return cls(median, scatter, _OF_MEDIAN * scatter / math.sqrt(count))
+
+
+def _judge(times: Mapping[str, _Time], case: Case, implementation: str, results: dict[str, list[Result]]) -> None:
+    """Add the result of each island, or rank, to ``results``."""
     if len(times) < MIN_MEMBERS:
         return
-    scatter_us = statistics.median(scatter_us for _, scatter_us in times.values())
-    median_us, scale_us = median_and_scale([time_us for time_us, _ in times.values()], least=NORMAL * scatter_us)
-    for name, (time_us, _) in times.items():
-        results[name].append(Result(case, implementation, time_us, median_us, (time_us - median_us) / scale_us))
+    median_us, scale = median_and_scale([time.median_us for time in times.values()])
+    scatter = statistics.median(time.scatter for time in times.values())
+    for name, time in times.items():
+        z = z_score(time.median_us, median_us, scale, least=max(scatter, time.error))
+        results[name].append(Result(case, implementation, time.median_us, median_us, z))
 
 
 def _ranked(results: Mapping[str, list[Result]], outlier_z: float) -> tuple[Standing, ...]:
@@ -136,17 +158,3 @@ def _ranking(title: str, found: Sequence[Standing]) -> list[str]:
         f"# {title} : {len(found)}, {verdict}; slowest first, in-graph time over the median of all{more}",
         *(standing.line() for standing in shown),
     ]
-
-
-def _flat(bursts: Sequence[Sequence[float]]) -> list[float]:
-    return [value for burst in bursts for value in burst]
-
-
-def _half_range(samples: Sequence[float]) -> float:
-    """Half the interquartile range; a condensed row's samples are the quartiles."""
-    if len(samples) < 2:
-        return 0.0
-    if len(samples) == 3:
-        return (max(samples) - min(samples)) / 2
-    lower, _, upper = statistics.quantiles(samples, n=4, method="inclusive")
-    return (upper - lower) / 2

@@ -21,15 +21,15 @@ def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
     _print(table.footer_lines(outcome.rows))
     told: dict[str, Scalar] = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
     if settings.cluster.world is World.per_island:
-        told |= _judge_islands(outcome, settings.cluster.outlier_z)
+        told |= _judge_islands(outcome, settings)
     if outcome.soak:
         told |= _judge_soak(outcome)
     return told
 
 
-def _judge_islands(outcome: Outcome, outlier_z: float) -> dict[str, Scalar]:
+def _judge_islands(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
     """Rank islands and ranks, and fail the job where one is an outlier; what W&B's summary says of them."""
-    found = standings(outcome.rows, outlier_z=outlier_z)
+    found = standings(outcome.rows, outlier_z=settings.cluster.outlier_z, num_samples=settings.timing.chains)
     _print(found.lines())
     if outliers := found.outliers:
         named = "; ".join(f"{standing.name}: {standing.worst}" for standing in outliers[:8])
