@@ -1,10 +1,10 @@
 """How far a time is from the others, in a way that a few odd ones among these don't disturb.
 
 Times are compared by their logarithms, as what disturbs them multiplies. The z-score of ``t`` is ``ln(t / median) /
-scale`` with ``scale = max(1.4826 MAD, least, 0.01)``, where MAD is the median absolute deviation of the logarithms: the
-modified z-score of Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), who advise 3.5 as the threshold for
-outliers. Without the other two, noise would be an outlier wherever most times are alike: with 0.01 nothing is told apart
-by less than the threshold times 1 %.
+scale`` with ``scale = max(1.4826 MAD, least, 0.01)``, where MAD is the median absolute deviation of the logarithms:
+the modified z-score of Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), who advise 3.5 as the
+threshold for outliers. Without the other two, noise would be an outlier wherever most times are alike: with 0.01
+nothing is told apart by less than the threshold times 1 %.
 """
 
 from __future__ import annotations

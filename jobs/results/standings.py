@@ -1,10 +1,10 @@
 """Which islands and ranks are slower than the others: ranked, and outliers named.
 
-Of each case and implementation an island has its headline time, that of its slowest rank, and a rank the median of its
-samples. The z-score of a time among the others of its kind is that of ``jobs.results.robust``. ``least`` is there the
-larger one of two: the scatter of samples (from their interquartile range; its median over all islands or ranks), and the
-standard error of this very median, ``sqrt(pi / 2) scatter / sqrt(n)`` for normal data: no time is an outlier that another
-measurement might take back. Only slow ones are.
+Of each case and implementation an island has its headline time, that of its slowest rank, and a rank the median of
+its samples. The z-score of a time among the others of its kind is that of ``jobs.results.robust``. ``least`` is there
+the larger one of two: the scatter of samples (from their interquartile range; its median over all islands or ranks),
+and the standard error of this very median, ``sqrt(pi / 2) scatter / sqrt(n)`` for normal data: no time is an outlier
+that another measurement might take back. Only slow ones are.
 """
 
 from __future__ import annotations
