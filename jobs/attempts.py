@@ -101,18 +101,15 @@ class Attempts:
             await_gone(self._cluster, self._lost.places, hosts=self._island.hosts if self._island else None)
 
     def _unfinished(self) -> list[Case]:
-        wanted, baselines = self._settings.kernel.implementation.value, self._settings.timing.baselines
-        finished = finished_cases(self._ledger.rows(self.name), requested=wanted, baselines=baselines)
+        finished = finished_cases(self._ledger.rows(self.name), baselines=self._settings.timing.baselines)
         return [case for case in self._cases if case not in finished]
 
     def _to_soak(self) -> list[Case]:
         """Cases to go on with; those that failed their check aren't soaked."""
         if soak_s(self._settings) - sum(point.seconds for point in self._ledger.points(self.name)) < 1e-6:
             return []
-        wanted = self._settings.kernel.implementation.value
-        good = {
-            row.case for row in self._ledger.rows(self.name) if row.requested == wanted and row.check and not row.failed
-        }
+        targets = [row for row in self._ledger.rows(self.name) if not row.is_baseline]
+        good = {row.case for row in targets if row.check and not row.failed}
         return [case for case in self._cases if case in good]
 
     def _measure(self, cases: Sequence[Case]) -> None:

@@ -16,8 +16,8 @@ from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
-from jobs.measure.programs import BASELINE, Opened, Request
-from jobs.records import Case, Check, Row, Spread, Telemetry
+from jobs.measure.programs import Opened, Request
+from jobs.records import BASELINE, Case, Check, Row, Spread, Telemetry
 from jobs.results.derive import derive, fastest_us
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
 

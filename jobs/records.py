@@ -19,6 +19,8 @@ _READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # The time that speedups, TFLOP/s and bandwidth are computed from.
 HEADLINE = "in_graph_us"
+# What a row was requested as that stands beside that of ``kernel.implementation``.
+BASELINE = "baseline"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,6 +196,11 @@ class Row:
     def failed(self) -> bool:
         """Whether it ran and its results are wrong."""
         return self.check is not None and not self.check.passed
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it stands beside the row of ``kernel.implementation``, of which a case has one."""
+        return self.requested == BASELINE
 
     @property
     def headline_us(self) -> float | None:

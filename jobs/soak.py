@@ -34,7 +34,7 @@ class Soak:
     Args:
       benchmark: of the gang.
       settings: of the job, with ``timing.soak_minutes``.
-      earlier: seconds that earlier gangs have soaked.
+      earlier_s: seconds that earlier gangs have soaked.
       iterations: of each case that earlier gangs have done.
       report: told of each slice.
       record: takes the slices.
@@ -65,7 +65,8 @@ class Soak:
         Raises: what ``Benchmark.run`` raises.
         """
         total_s = soak_s(self._settings)
-        slice_s = min(max(total_s / _SLICES, _MIN_SLICE_S), _MAX_SLICE_S)
+        longest_s = min(_MAX_SLICE_S, self._settings.cluster.step_timeout_s / 4)
+        slice_s = min(max(total_s / _SLICES, _MIN_SLICE_S), longest_s)
         while total_s - self._done_s > 1e-6:
             for case in cases:
                 if (left_s := total_s - self._done_s) > 1e-6:

@@ -128,13 +128,10 @@ def _iterate[T](path: Path, parse: Callable[[dict[str, Any]], T]) -> Iterator[T]
         raise UsageError(f"{path}: can't be read ({error.strerror})") from error
 
 
-def finished_cases(rows: Iterable[Row], *, requested: str, baselines: Collection[str]) -> set[Case]:
-    """Cases that need not be measured again: all their rows are among ``rows``.
+def finished_cases(rows: Iterable[Row], *, baselines: Collection[str]) -> set[Case]:
+    """Cases that need not be measured again: all their rows are among ``rows``, those of one job.
 
-    Args:
-      rows: of one job.
-      requested: ``kernel.implementation``, whose row each case must have.
-      baselines: implementations that must have a row too.
+    These are that of ``kernel.implementation``, and one for each of ``baselines``.
     """
     by_case: dict[Case, list[Row]] = defaultdict(list)
     for row in rows:
@@ -142,7 +139,7 @@ def finished_cases(rows: Iterable[Row], *, requested: str, baselines: Collection
     return {
         case
         for case, found in by_case.items()
-        if any(row.requested == requested for row in found) and set(baselines) <= {row.implementation for row in found}
+        if not all(row.is_baseline for row in found) and set(baselines) <= {row.implementation for row in found}
     }
 
 
