@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cmkernel.config import Config, to_plain
-from jobs.measure.programs import CANDIDATE
-from jobs.records import Check, Row
+from jobs.records import CANDIDATE, Check, Row
 
 # What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
 # against. That row is a round's last one: with it the round is complete.

@@ -15,12 +15,16 @@ from typing import Any
 from cmkernel.timeline import StepTimes
 
 FORMAT_VERSION = 3
-# Version 1 has no ``attempt``: there was one. Version 2 has no ``timeline``.
+# Version 1 has no ``attempt``: there was one. Versions 1 and 2 have no ``timeline`` and no ``island``.
 _READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
 # In the order of the table; README.md defines each.
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # The time that speedups, TFLOP/s and bandwidth are computed from.
 HEADLINE = "in_graph_us"
+# What a row was requested as that stands beside that of ``kernel.implementation``.
+BASELINE = "baseline"
+# How that begins of a candidate of the tuner's.
+CANDIDATE = "tune:"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,18 @@ class Check:
         )
 
 
+def quartiles(bursts: Sequence[Sequence[float]]) -> list[float]:
+    """Of all samples: three numbers; of three samples these themselves, of none none."""
+    values = [value for burst in bursts for value in burst]
+    if len(values) == 3:
+        # They may be quartiles already.
+        return sorted(values)
+    if len(values) < 2:
+        return values * 3
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return [lower, median, upper]
+
+
 def _largest(values: Sequence[float]) -> float:
     """The maximum; NaN where one is NaN, which ``max`` may lose."""
     return math.nan if any(math.isnan(value) for value in values) else max(values)
@@ -171,6 +187,8 @@ class Row:
     """When the row was made: ISO 8601, UTC."""
     attempt: int = 1
     """Which gang of the job measured it: one more after each restart, and after each ``resume``."""
+    island: str | None = None
+    """Which one measured it, with ``cluster.world=per_island``; ``case.num_ranks`` is the number of its ranks."""
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -186,10 +204,33 @@ class Row:
         return self.check is not None and not self.check.passed
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether it stands beside the row of ``kernel.implementation``, of which a case has one."""
+        return self.requested == BASELINE
+
+    @property
     def headline_us(self) -> float | None:
         """Maximum over ranks of the headline time, or ``None`` where the check failed."""
         spread: Spread | None = getattr(self, HEADLINE)
         return spread.max if spread else None
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether it is one of the tuner's."""
+        return self.requested.startswith(CANDIDATE)
+
+    def condensed(self) -> Row:
+        """The row without its bulk: of each rank's samples their median, and of the headline time the quartiles.
+
+        A candidate keeps its samples: it has few of them, and the tuner compares them burst by burst.
+        """
+        samples = self.samples_us
+        if not self.is_candidate:
+            samples = {
+                name: [[quartiles(rank) if name == HEADLINE else quartiles(rank)[1:2]] for rank in ranks]
+                for name, ranks in self.samples_us.items()
+            }
+        return dataclasses.replace(self, samples_us=samples, kernels_us={}, timeline=())
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -211,7 +211,9 @@ class WandbSink:
             self._failed.add(row.case)
         run.add_tags(tags)
         run.log_row(row, step, 1 + list(self._cases).index(row.case))
-        run.summarize(metrics.case_summary(of_case, passed=row.case not in self._failed))
+        # Islands have the same cases each.
+        if row.island is None:
+            run.summarize(metrics.case_summary(of_case, passed=row.case not in self._failed))
 
     def _conclude(self, run: WandbRun, end: Mapping[str, Any], pictures: Mapping[Path, str]) -> None:
         """What ``finish`` does, each part within its limit; after a timeout the part is left behind in its thread."""
