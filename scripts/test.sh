@@ -45,7 +45,7 @@ check ruff check
 check ruff format --check
 check mypy
 check lint-imports --no-logo
-check shellcheck --external-sources scripts/*.sh .ci/run
+check shellcheck --external-sources scripts/*.sh benchmarks/programs/*.sh .ci/run
 if ((${#failed[@]})); then
   printf 'FAILED: %s\n' "${failed[@]}"
   echo "pytest not run"

@@ -11,6 +11,9 @@ from jobs.records import HEADLINE, Case, Row
 from jobs.results import per_rank
 from jobs.results.metrics import case_name
 
+# As of the picture.
+MIN_CONFIGS = 3
+
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
@@ -29,10 +32,18 @@ class Chart:
     """Column that tells lines apart."""
 
 
-def charts(by_case: Mapping[Case, Mapping[str, Row]], per_rank_lines: Sequence[Sequence[Any]]) -> list[Chart]:
-    """Those that the rows of each case, by implementation, and the lines of the table ``per_rank`` have data for."""
-    rows = [row for of_case in by_case.values() for row in of_case.values()]
-    found = [_time_against_bound(by_case), _utilisation(rows), _ranks(per_rank_lines)]
+def charts(
+    by_case: Mapping[Case, Mapping[str, Row]], rows: Sequence[Row], per_rank_lines: Sequence[Sequence[Any]]
+) -> list[Chart]:
+    """Those that there is data for.
+
+    Args:
+      by_case: the fastest row of each implementation.
+      rows: all of them.
+      per_rank_lines: of the table ``per_rank``.
+    """
+    fastest = [row for of_case in by_case.values() for row in of_case.values()]
+    found = [_time_against_bound(by_case), _utilisation(fastest), _ranks(per_rank_lines), _landscape(rows)]
     return [chart for chart in found if chart.lines]
 
 
@@ -81,3 +92,22 @@ def _ranks(per_rank_lines: Sequence[Sequence[Any]]) -> Chart:
         lines += [[line[rank], 100 * (line[time] / middle_us - 1), label] for line in of_row if len(of_row) > 1]
     y = "deviation_pct"
     return Chart("ranks", "scatter", "Ranks: deviation from the median of all", "rank", y, ("rank", y, "case"), lines)
+
+
+def _landscape(rows: Sequence[Row]) -> Chart:
+    """The time by each config, fastest first, where one implementation ran with several on a case."""
+    groups: dict[tuple[Case, str], dict[str, Row]] = {}
+    for row in rows:
+        if row.config and row.headline_us is not None:
+            groups.setdefault((row.case, row.implementation), {})[str(row.config)] = row
+    lines = []
+    for (case, name), by_config in groups.items():
+        configs = [row.config or {} for row in by_config.values()]
+        if len(configs) < MIN_CONFIGS:
+            continue
+        varied = [option for option in configs[0] if len({str(config.get(option)) for config in configs}) > 1]
+        for row in sorted(by_config.values(), key=lambda row: row.headline_us or 0.0):
+            options = " ".join(f"{option}={(row.config or {}).get(option)}" for option in varied)
+            lines.append([f"{case_name(case)} {name} {options}", row.headline_us])
+    title = f"Time by config: {HEADLINE} of the slowest rank"
+    return Chart("tuning_landscape", "bar", title, "config", HEADLINE, ("config", HEADLINE), lines)

@@ -222,7 +222,7 @@ class WandbSink:
         summary = {**end, "rows": len(self._rows), "failed_checks": num_failed}
         call_within(self._finish_timeout_s, lambda: run.summarize(summary))
         try:
-            shown = charts(self._cases, list(self._per_rank_lines))
+            shown = charts(self._cases, [row for row, _ in self._rows], list(self._per_rank_lines))
             files = Files(list(self._per_rank_lines), shown, pictures, self._run_dir / JOURNAL_NAME)
             call_within(self._finish_timeout_s * FILES_SHARE, lambda: run.log_files(files, len(self._rows)))
         except ConnectionError:

@@ -71,7 +71,7 @@ def test_charts_have_the_data_of_the_pictures():
         larger: {"ppermute": row("ppermute", 200.0, larger)},
     }
     of_ranks = lines(row("ppermute", 100.0), MEMBERS)
-    found = {chart.name: chart for chart in charts(by_case, of_ranks)}
+    found = {chart.name: chart for chart in charts(by_case, [], of_ranks)}
     assert [line[:2] for line in found["time_against_bound"].lines] == [
         ["tiny_a/8x16x8/float32 ppermute", 100.0],
         ["tiny_a/8x16x8/float32 local", 50.0],
@@ -83,4 +83,18 @@ def test_charts_have_the_data_of_the_pictures():
     assert [line[0] for line in found["utilisation"].lines] == [8, 8, 16]
     deviations = [round(line[1], 3) for line in found["ranks"].lines]
     assert deviations == [-1.01, 1.01]
-    assert [chart.name for chart in charts({CASE: {"xla": WRONG}}, [])] == []
+    assert [chart.name for chart in charts({CASE: {"xla": WRONG}}, [WRONG], [])] == []
+
+
+def test_a_chart_of_the_configs_has_what_differs_between_them():
+    rows = [
+        dataclasses.replace(row("ppermute", time_us), config={"num_chunks": chunks, "same": 1})
+        for chunks, time_us in ((4, 300.0), (1, 100.0), (2, 200.0))
+    ]
+    (chart,) = charts({}, rows, [])
+    assert chart.name == "tuning_landscape"
+    assert chart.lines == [
+        [f"tiny_a/8x16x8/float32 ppermute num_chunks={chunks}", time_us]
+        for chunks, time_us in ((1, 100.0), (2, 200.0), (4, 300.0))
+    ]
+    assert charts({}, rows[:2], []) == []
