@@ -226,7 +226,7 @@ def test_stuck_and_frozen_ranks(cluster, tmp_path):
     options += ["cluster.heartbeat_timeout_s=30"]
     job = Job(cluster, tmp_path / "run", *MANY, *options)
     members = job.await_attempt(1)
-    job.await_log("m_shard=40 k=256 n_shard=256 bfloat16 D=2: burst 1/2")
+    job.await_log("m_shard=40 k=256 n_shard=256 bfloat16 D=2: ppermute: burst 1/2")
     with stuck(members[1], members[0]):
         began_s = time.time()
         found_s, line = job.await_log("restart 1 of 2: ")
@@ -240,7 +240,7 @@ def test_stuck_and_frozen_ranks(cluster, tmp_path):
         assert str(tmp_path / "run" / "stacks-1.txt") in line
         measured("stuck rank", began_s, found_s)
         members_2 = job.await_attempt(2)
-    job.await_log("m_shard=48 k=256 n_shard=256 bfloat16 D=2: burst 1/2")
+    job.await_log("m_shard=48 k=256 n_shard=256 bfloat16 D=2: ppermute: burst 1/2")
     began_s = kill(members_2[1]["pid"], signal.SIGSTOP)
     found_s, line = job.await_log("restart 2 of 2: ")
     assert f"unresponsive: rank 1 on h2 (pid {members_2[1]['pid']})" in line

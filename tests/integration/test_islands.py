@@ -104,7 +104,7 @@ def test_a_lost_island_gets_a_gang_of_its_own_and_the_others_go_on(cluster, tmp_
     run_dir = tmp_path / "run"
     overrides = [o for o in ISLANDS if not o.startswith(("wandb", "results"))]
     process = cluster.hosts[0].bench(*overrides, "wandb=offline", "problem.m_shard=32", f"run_dir={run_dir}")
-    await_log(process, run_dir, "h2: tiny m_shard=32 k=256 n_shard=256 bfloat16 D=1: burst 1/3")
+    await_log(process, run_dir, "h2: tiny m_shard=32 k=256 n_shard=256 bfloat16 D=1: xla: burst 1/3")
     os.kill(island(run_dir, "h2")["members"][0]["pid"], signal.SIGKILL)
     finished = finish(process, timeout_s=180)
     assert finished.code == 0, finished.stdout + finished.stderr
