@@ -109,16 +109,20 @@ SUMMARY_OF_RUN = {
     "exit_code": "",
     "restarts": "",
     "restart_s": "s",
-    "islands": "",
-    "outliers": "",
-    "slowest_island": "",
+}
+"""Units by name."""
+
+SUMMARY_OF_ISLANDS = {"islands": "", "outliers": "", "slowest_island": ""}
+"""Units by name; only where there are islands."""
+
+SUMMARY_OF_SOAK = {
     "soak/iterations": "",
     "soak/wrong": "",
     "soak/slow": "",
     "soak/largest_growth_mib": "MiB",
     "soak/largest_drift_pct": "%",
 }
-"""Units by name."""
+"""Units by name; only where there was a soak."""
 
 
 def history(row: Row, case_number: int) -> dict[str, Scalar]:

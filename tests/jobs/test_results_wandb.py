@@ -127,7 +127,7 @@ def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capf
     assert {name: summary.get(f"{first}/{name}") for name in of_first} == of_first
     assert summary | {f"{second}/best": "ppermute", f"{second}/best_us": 200.0, f"{second}/check_passed": 1} == summary
     of_run = {"status": "check_failed", "exit_code": 1, "rows": 5, "failed_checks": 1, "restarts": 0, "restart_s": 0.0}
-    assert set(of_run) <= set(metrics.SUMMARY_OF_RUN)
+    assert set(of_run) == set(metrics.SUMMARY_OF_RUN)
     assert summary | of_run == summary
     run = next(record["run"] for record in records if record["type"] == "run")
     assert run["run_group"] == "raysubmit_1"
