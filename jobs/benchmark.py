@@ -27,7 +27,7 @@ from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
 from jobs.results.steps import Step, burst_name, steps_of
-from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
+from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config, kernel_config_name
 from jobs.tables import read_table
 
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
@@ -109,10 +109,9 @@ class Benchmark:
                 self._announce(f"{case}: {o.implementation} can't run: {o.reason}")
             if r.implementation == "auto":
                 self._announce(f"{case}: auto takes {o.implementation}: {o.reason}")
-            if r.config and o.config is None:
-                self._announce(
-                    f"{case}: {o.implementation} takes no config, so kernel.{', kernel.'.join(r.config)} don't apply"
-                )
+            if r.config and o.implementation != (owner := kernel_config_name(self._settings.kernel.implementation)):
+                options = ", ".join(f"kernel.{option}" for option in r.config)
+                self._announce(f"{case}: {options}: of {owner}, so {o.implementation} runs without")
         checks = {}
         for name, (o, r) in plan.items():
             if o.runs:
