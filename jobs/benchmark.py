@@ -13,7 +13,6 @@ from typing import Any
 
 from cmkernel import Table
 from cmkernel.measured_timeline import measured_timeline
-from cmkernel.timeline import StepTimes
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.gang import Gang
 from jobs.gang.neighbours import layout
@@ -138,7 +137,7 @@ class Benchmark:
                     samples_us=samples.get(name, {}),
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
-                    timeline=timeline if name == RING else (),
+                    timeline=timeline if name == RING else [],
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                     attempt=self.attempt,
                     island=self.island,
@@ -240,12 +239,13 @@ class Benchmark:
             samples[name]["device_us"] = [[p.device_us] for p in profiles]
         return found
 
-    def _timeline(self, case: Case, names: list[str]) -> tuple[tuple[StepTimes, ...], ...]:
+    def _timeline(self, case: Case, names: list[str]) -> list[list[dict[str, Any]]]:
         """The device steps of each rank in one call of ``mosaic_gpu``; nothing where it didn't run, or one rank did."""
         if RING not in names or case.num_ranks == 1 or not self._settings.timing.timeline:
-            return ()
+            return []
         by_rank: list[RingStamps] = self.call("stamp", doing=f"stamping {RING} on {case}")
-        return measured_timeline(by_rank[0].protocol, [rank.stamps for rank in by_rank])
+        timeline = measured_timeline(by_rank[0].protocol, [rank.stamps for rank in by_rank])
+        return [[dataclasses.asdict(step) for step in steps] for steps in timeline]
 
     def _with_derived(self, rows: list[Row]) -> list[Row]:
         headlines = {row.implementation: row.headline_us for row in rows}

@@ -12,8 +12,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from cmkernel.timeline import StepTimes
-
 FORMAT_VERSION = 3
 # Version 1 has no ``attempt``: there was one. Versions 1 and 2 have no ``timeline`` and no ``island``.
 _READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
@@ -179,8 +177,9 @@ class Row:
     """Raw times by name: ``[rank][burst][sample]``."""
     kernels_us: dict[str, float] = dataclasses.field(default_factory=dict)
     """Median time of each device kernel of a call by name, on the rank whose sum is largest."""
-    timeline: tuple[tuple[StepTimes, ...], ...] = ()
-    """Of ``mosaic_gpu`` over several ranks: each rank's device steps in one call, from stamps that the kernel wrote."""
+    timeline: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list)
+    """Of ``mosaic_gpu`` over several ranks: each rank's device steps in one call, from stamps that the kernel wrote;
+    the fields of ``cmkernel.timeline.StepTimes``, whose import would need jax."""
     derived: Derived | None = None
     telemetry: tuple[Telemetry, ...] = ()
     time: str = ""
@@ -233,7 +232,7 @@ class Row:
                 if name == HEADLINE or not of_verdict
             }
         telemetry = () if of_verdict else self.telemetry
-        return dataclasses.replace(self, samples_us=samples, kernels_us={}, timeline=(), telemetry=telemetry)
+        return dataclasses.replace(self, samples_us=samples, kernels_us={}, timeline=[], telemetry=telemetry)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -254,7 +253,6 @@ class Row:
             data["check"] = Check(**{**check, "failed_ranks": tuple(check["failed_ranks"])})
         for name in TIMES:
             data[name] = Spread(**data[name]) if data.get(name) else None
-        data["timeline"] = tuple(tuple(StepTimes.from_json(step) for step in rank) for rank in data.get("timeline", ()))
         data["derived"] = Derived(**data["derived"]) if data.get("derived") else None
         data["telemetry"] = tuple(
             Telemetry(**{**t, "throttle_reasons": tuple(t["throttle_reasons"])}) for t in data.get("telemetry", ())
