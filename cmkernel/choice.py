@@ -161,7 +161,7 @@ def _choose_ring(
     """The portable ring that the cost model prefers, and the expected times, to be added to a reason."""
     if hosts is None or hosts.num_hosts == 1:
         return "ppermute", ""
-    kind, dtype = jax.local_devices()[0].device_kind, lhs.dtype.name
+    kind, dtype = hardware.device_kind(), lhs.dtype.name
     expected = cost.expected_rings(
         links or cost.default_links(kind),
         peak_tflops=cost.peak_tflops(kind, dtype),
@@ -202,7 +202,7 @@ def _choose_config(
     if implementation == "mosaic_gpu_simple":
         return Chosen(simple_heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard), "by the heuristic")
     shape = Shape(
-        device_kind=jax.local_devices()[0].device_kind,
+        device_kind=hardware.device_kind(),
         num_ranks=lax.axis_size(axis_name),
         m_shard=m_shard,
         k=k,

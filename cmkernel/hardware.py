@@ -78,6 +78,13 @@ def _nccl_candidates() -> list[tuple[str, int]]:
     return [*candidates, (NCCL_LIBRARY, os.RTLD_NOW)]
 
 
+def device_kind() -> str:
+    """Jax's name of the first device of the mesh, or of all: the same in every process, as ranks must choose alike."""
+    if (abstract_device := jax.sharding.get_abstract_mesh().abstract_device) is not None:
+        return str(abstract_device.device_kind)
+    return jax.devices()[0].device_kind
+
+
 def num_sms() -> int:
     """Number of streaming multiprocessors of the device traced for.
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from cmkernel.config import Config, KernelConfig, PpermuteConfig, from_plain, to_plain
 from cmkernel.cost import ITEMSIZE
-from cmkernel.tuning import heuristic_config, modelled_us
+from cmkernel.tuning import heuristic_config, is_modelled, modelled_us
 
 SHIPPED_PATH = Path(__file__).with_name("tuned.jsonl")
 # An entry serves shapes whose sizes differ from its own by this factor at most, each of them.
@@ -31,12 +31,21 @@ class Shape:
     """What a config is chosen for: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` devices."""
 
     device_kind: str
-    """jax's name of the device."""
+    """As ``cmkernel.hardware.device_kind`` has it."""
     num_ranks: int
     m_shard: int
     k: int
     n_shard: int
     dtype: str
+
+    def __post_init__(self) -> None:
+        for name, size in self.sizes.items():
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{name}={size!r} must be an integer from 1 on")
+        if not isinstance(self.device_kind, str):
+            raise ValueError(f"device_kind={self.device_kind!r} must be a string")
+        if self.dtype not in ITEMSIZE:
+            raise ValueError(f"dtype={self.dtype!r} must be one of {', '.join(ITEMSIZE)}")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -78,10 +87,10 @@ class Entry:
         """From a JSON object that ``to_json`` made.
 
         Raises:
-          ValueError: a field is missing or none of an entry's, or the config breaks a law.
+          ValueError: a field is missing or none of an entry's, or the shape or the config breaks a law.
         """
-        data = dict(data)
         try:
+            data = dict(data)
             shape = Shape(**{field.name: data.pop(field.name) for field in dataclasses.fields(Shape)})
             config = from_plain(data["implementation"], data.pop("config"))
             return cls(shape=shape, config=config, **data)
@@ -197,7 +206,7 @@ def _serves(entry: Entry, shape: Shape, num_sms: int | None) -> bool:
         return True
     assert num_sms is not None
     heuristic = heuristic_config(**shape.sizes, num_sms=num_sms)
-    if heuristic != heuristic_config(**entry.shape.sizes, num_sms=num_sms):
+    if heuristic != heuristic_config(**entry.shape.sizes, num_sms=num_sms) or not is_modelled(entry.config):
         return False
     sizes = {**shape.sizes, "num_sms": num_sms}
     return modelled_us(entry.config, **sizes) <= _MAX_SLOWDOWN * modelled_us(heuristic, **sizes)

@@ -102,6 +102,12 @@ def _ways_to_send(
             yield dataclasses.replace(config, num_in_tile_chunks=1)
 
 
+def is_modelled(config: KernelConfig) -> bool:
+    """Whether ``modelled_us`` and ``rates`` know its tiles, and halves of them where the last wave is split."""
+    tiles = config.tile_m, config.tile_n, config.wg_dimension
+    return tiles in _STEP_TIMES | _OTHER_STEP_TIMES and (not config.split_last_wave or config.tile_n in _HALF_TIMES)
+
+
 def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int) -> float:
     """Time of ``mosaic_gpu`` on an H200, in microseconds, for the tiles of ``best_of_each_tile``.
 
@@ -147,10 +153,13 @@ def rates(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks
     """Of a call on H200s.
 
     Raises:
-      ValueError: the config's tiles are none of those of ``best_of_each_tile``.
+      ValueError: ``is_modelled`` says that the config isn't.
     """
-    if (tiles := (config.tile_m, config.tile_n, config.wg_dimension)) not in _STEP_TIMES | _OTHER_STEP_TIMES:
-        raise ValueError(f"tile_m, tile_n, wg_dimension={tiles} have no modelled time")
+    if not is_modelled(config):
+        tiles = config.tile_m, config.tile_n, config.wg_dimension
+        raise ValueError(
+            f"tile_m, tile_n, wg_dimension={tiles} with split_last_wave={config.split_last_wave} have no modelled time"
+        )
     sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks}
     num_steps = _num_waves(config, **sizes, num_sms=num_sms) * _ceil_div(k, config.tile_k)
     step_us = max(_step_us(config), _read_us(config, **sizes, k=k) / num_steps)

@@ -13,7 +13,6 @@ from typing import Any
 
 from cmkernel import Table
 from cmkernel.measured_timeline import measured_timeline
-from cmkernel.timeline import StepTimes
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.gang import Gang
 from jobs.gang.neighbours import layout
@@ -27,7 +26,7 @@ from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
 from jobs.results.steps import Step, burst_name, steps_of
-from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config
+from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config, kernel_config_name
 from jobs.tables import read_table
 
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
@@ -109,10 +108,9 @@ class Benchmark:
                 self._announce(f"{case}: {o.implementation} can't run: {o.reason}")
             if r.implementation == "auto":
                 self._announce(f"{case}: auto takes {o.implementation}: {o.reason}")
-            if r.config and o.config is None:
-                self._announce(
-                    f"{case}: {o.implementation} takes no config, so kernel.{', kernel.'.join(r.config)} don't apply"
-                )
+            if r.config and o.implementation != (owner := kernel_config_name(self._settings.kernel.implementation)):
+                options = ", ".join(f"kernel.{option}" for option in r.config)
+                self._announce(f"{case}: {options}: of {owner}, so {o.implementation} runs without")
         checks = {}
         for name, (o, r) in plan.items():
             if o.runs:
@@ -139,7 +137,7 @@ class Benchmark:
                     samples_us=samples.get(name, {}),
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
-                    timeline=timeline if name == RING else (),
+                    timeline=timeline if name == RING else [],
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                     attempt=self.attempt,
                     island=self.island,
@@ -241,12 +239,13 @@ class Benchmark:
             samples[name]["device_us"] = [[p.device_us] for p in profiles]
         return found
 
-    def _timeline(self, case: Case, names: list[str]) -> tuple[tuple[StepTimes, ...], ...]:
+    def _timeline(self, case: Case, names: list[str]) -> list[list[dict[str, Any]]]:
         """The device steps of each rank in one call of ``mosaic_gpu``; nothing where it didn't run, or one rank did."""
         if RING not in names or case.num_ranks == 1 or not self._settings.timing.timeline:
-            return ()
+            return []
         by_rank: list[RingStamps] = self.call("stamp", doing=f"stamping {RING} on {case}")
-        return measured_timeline(by_rank[0].protocol, [rank.stamps for rank in by_rank])
+        timeline = measured_timeline(by_rank[0].protocol, [rank.stamps for rank in by_rank])
+        return [[dataclasses.asdict(step) for step in steps] for steps in timeline]
 
     def _with_derived(self, rows: list[Row]) -> list[Row]:
         headlines = {row.implementation: row.headline_us for row in rows}

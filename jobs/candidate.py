@@ -43,8 +43,9 @@ def complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
     rounds: list[list[Row]] = []
     current: list[Row] = []
     for row in rows:
-        # What is left of a round before this one was cut short.
-        if current and current[-1].requested != row.requested.removesuffix(REFERENCE):
+        # What is left of a round before this one was cut short; measured again, it may have the same number.
+        its = row.requested.removesuffix(REFERENCE), row.attempt
+        if current and its != (current[-1].requested, current[-1].attempt):
             current = []
         current.append(row)
         if row.requested.endswith(REFERENCE):
@@ -68,6 +69,19 @@ def relative(samples: Samples, reference: Samples) -> float:
         / headline_us([rank[burst : burst + 1] for rank in reference])
         for burst in range(num_bursts)
     )
+
+
+def handicap(samples: Samples, reference: Samples, *, min_gain: float) -> float:
+    """What the winner has least of: 1 for the reference, and for others their relative time and ``min_gain``.
+
+    Of the two views on their time, the median over bursts and the headline, the worse one counts: what noise makes look
+    faster by one of them isn't. Who was stopped early can't win.
+    """
+    if samples is reference:
+        return 1.0
+    if not samples or len(samples[0]) < len(reference[0]):
+        return math.inf
+    return max(relative(samples, reference), headline_us(samples) / headline_us(reference)) + min_gain
 
 
 def changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jobs.errors import UsageError
 from jobs.gang.member import Member
 from jobs.gang.neighbours import layout
-from jobs.settings import Implementation, KernelSettings, Settings
+from jobs.settings import Implementation, KernelSettings, Settings, kernel_config
 
 # They read and write each other's memory; the names of ``timing.baselines``, of which two are implementations, too.
 _ONE_DOMAIN = ("mosaic_gpu", "mosaic_gpu_simple", "jax_ring", "torch_fused")
@@ -41,8 +41,10 @@ def settle_implementation(settings: Settings, members: Sequence[Member]) -> tupl
         raise UsageError(f"timing.baselines={settings.timing.baselines}: {named[0]} {rule}; leave it out")
     if implementation is not Implementation.auto or layout(members, settings.cluster).devices_per_host is not None:
         return settings, None
-    kernel = KernelSettings(implementation=Implementation.ppermute)
-    return dataclasses.replace(settings, kernel=kernel), f"auto takes ppermute: mosaic_gpu {rule}"
+    kernel = KernelSettings(implementation=Implementation.ppermute, table=settings.kernel.table)
+    unused = [f"kernel.{option}" for option in kernel_config(settings.kernel)]
+    without = f"; {', '.join(unused)}: of mosaic_gpu, so ppermute runs without" if unused else ""
+    return dataclasses.replace(settings, kernel=kernel), f"auto takes ppermute: mosaic_gpu {rule}{without}"
 
 
 def _shortened(names: Sequence[str]) -> str:

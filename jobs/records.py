@@ -12,8 +12,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from cmkernel.timeline import StepTimes
-
 FORMAT_VERSION = 3
 # Version 1 has no ``attempt``: there was one. Versions 1 and 2 have no ``timeline`` and no ``island``.
 _READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
@@ -27,7 +25,7 @@ BASELINE = "baseline"
 CANDIDATE = "tune:"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """One problem: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` ranks."""
 
@@ -42,7 +40,7 @@ class Case:
         return f"{self.name} m_shard={self.m_shard} k={self.k} n_shard={self.n_shard} {self.dtype} D={self.num_ranks}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
     """Minimum, median and maximum over ranks of the ranks' own values (medians of a time in microseconds)."""
 
@@ -56,7 +54,7 @@ class Spread:
         return cls(min(values), statistics.median(values), max(values))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankCheck:
     """What one rank found when it compared its results with the float32 oracle."""
 
@@ -77,7 +75,7 @@ class RankCheck:
     """Whether the results of integer data matched bit for bit."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
     """The check of all ranks: passed where every rank's passed."""
 
@@ -124,7 +122,7 @@ def _largest(values: Sequence[float]) -> float:
     return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Derived:
     """Figures computed from the headline time (maximum over ranks of ``in_graph_us``); ``None``: not known here."""
 
@@ -142,7 +140,7 @@ class Derived:
     """That ``local`` plus 6 us for each of the D - 1 exchanges."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Telemetry:
     """GPU state of one rank while the case was timed, from NVML; medians of the samples."""
 
@@ -156,7 +154,7 @@ class Telemetry:
     throttle_reasons: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One line of the journal: a case, an implementation, its check and, where that passed, its times."""
 
@@ -179,8 +177,9 @@ class Row:
     """Raw times by name: ``[rank][burst][sample]``."""
     kernels_us: dict[str, float] = dataclasses.field(default_factory=dict)
     """Median time of each device kernel of a call by name, on the rank whose sum is largest."""
-    timeline: tuple[tuple[StepTimes, ...], ...] = ()
-    """Of ``mosaic_gpu`` over several ranks: each rank's device steps in one call, from stamps that the kernel wrote."""
+    timeline: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list)
+    """Of ``mosaic_gpu`` over several ranks: each rank's device steps in one call, from stamps that the kernel wrote;
+    the fields of ``cmkernel.timeline.StepTimes``, whose import would need jax."""
     derived: Derived | None = None
     telemetry: tuple[Telemetry, ...] = ()
     time: str = ""
@@ -219,18 +218,21 @@ class Row:
         """Whether it is one of the tuner's."""
         return self.requested.startswith(CANDIDATE)
 
-    def condensed(self) -> Row:
+    def condensed(self, *, of_verdict: bool = False) -> Row:
         """The row without its bulk: of each rank's samples their median, and of the headline time the quartiles.
 
-        A candidate keeps its samples: it has few of them, and the tuner compares them burst by burst.
+        A candidate keeps its samples: it has few of them, and the tuner compares them burst by burst. ``of_verdict``
+        leaves out what no verdict needs: the other times' samples, telemetry.
         """
         samples = self.samples_us
         if not self.is_candidate:
             samples = {
                 name: [[quartiles(rank) if name == HEADLINE else quartiles(rank)[1:2]] for rank in ranks]
                 for name, ranks in self.samples_us.items()
+                if name == HEADLINE or not of_verdict
             }
-        return dataclasses.replace(self, samples_us=samples, kernels_us={}, timeline=())
+        telemetry = () if of_verdict else self.telemetry
+        return dataclasses.replace(self, samples_us=samples, kernels_us={}, timeline=[], telemetry=telemetry)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -251,7 +253,6 @@ class Row:
             data["check"] = Check(**{**check, "failed_ranks": tuple(check["failed_ranks"])})
         for name in TIMES:
             data[name] = Spread(**data[name]) if data.get(name) else None
-        data["timeline"] = tuple(tuple(StepTimes.from_json(step) for step in rank) for rank in data.get("timeline", ()))
         data["derived"] = Derived(**data["derived"]) if data.get("derived") else None
         data["telemetry"] = tuple(
             Telemetry(**{**t, "throttle_reasons": tuple(t["throttle_reasons"])}) for t in data.get("telemetry", ())

@@ -19,10 +19,10 @@ from jobs.candidate import (
     REFERENCE,
     ROUND,
     Candidate,
-    Samples,
     changes,
     complete_rounds,
     ends_case,
+    handicap,
     headline_us,
     relative,
 )
@@ -214,16 +214,13 @@ class Tuner(Benchmark):
     def _check_fastest(self, case: Case, ready: Sequence[Candidate], number: int) -> None:
         """The whole check of the one that may go into the table; of the next one where it fails."""
         self._begin(Step(case, round_name(number, "check")))
-        handicaps = {c.label: self._handicap(c.samples, ready[0].samples) for c in ready}
+        min_gain = self._settings.tuning.min_gain
+        handicaps = {c.label: handicap(c.samples, ready[0].samples, min_gain=min_gain) for c in ready}
         for candidate in sorted(ready, key=lambda c: handicaps[c.label]):
             candidate.check = self._check(case, candidate.label, True)
             if candidate.check.passed:
                 return
             candidate.samples = []
-
-    def _handicap(self, samples: Samples, reference: Samples) -> float:
-        """What the winner has least of: its relative time, and for all but the reference the gain that is asked for."""
-        return relative(samples, reference) + (0.0 if samples is reference else self._settings.tuning.min_gain)
 
     def _row(self, case: Case, candidate: Candidate, requested: str, telemetry: tuple[Telemetry, ...]) -> Row:
         samples = {HEADLINE: candidate.samples} if candidate.samples else {}
@@ -243,8 +240,9 @@ class Tuner(Benchmark):
 
     def _conclude(self, case: Case, rounds: Sequence[Sequence[Row]]) -> None:
         """Put the fastest config into the table: the heuristic's, unless another one is faster by ``min_gain``."""
+        min_gain = self._settings.tuning.min_gain
         raced = [
-            (self._handicap(row.samples_us[HEADLINE], reference.samples_us[HEADLINE]), row, reference)
+            (handicap(row.samples_us[HEADLINE], reference.samples_us[HEADLINE], min_gain=min_gain), row, reference)
             for *others, reference in rounds
             for row in [reference, *others]
             if row.samples_us and reference.samples_us

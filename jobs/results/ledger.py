@@ -65,11 +65,10 @@ class Ledger:
         """
         with self.lock:
             self._journal.append(row)
-            row = row.condensed()
-            self._outcome.rows.append(row)
             assert self._outcome.wandb is not None
-            self._outcome.wandb.log_row(row, members)
+            self._outcome.wandb.log_row(row.condensed(), members)
             self._progress.print(table.row_line(row))
+            self._outcome.rows.append(row.condensed(of_verdict=True))
 
     def points(self, island: str | None) -> list[Point]:
         """Slices of the soak of one island so far; ``None``: of a job without islands."""

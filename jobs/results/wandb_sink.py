@@ -112,7 +112,7 @@ class WandbSink:
         if row.samples_us:
             self._per_rank_lines += per_rank.lines(row, members)
         # These take far more memory than all the rest, and the journal has them.
-        row = dataclasses.replace(row, samples_us={}, timeline=())
+        row = dataclasses.replace(row, samples_us={}, timeline=[])
         self._rows.append((row, metrics.tags(row, members)))
         if self._run is None:
             return

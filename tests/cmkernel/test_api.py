@@ -12,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 import cmkernel
 from cmkernel import hardware, reference
 from cmkernel.ring import TwoLevelRing
+from cmkernel.tuned import Entry, Shape
 
 M_SHARD, K, N_SHARD = 16, 128, 24
 
@@ -323,3 +324,30 @@ def test_a_kernel_that_needs_nvlink_is_refused_over_hosts(monkeypatch):
 def test_hosts_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         choose(**options, implementation="ppermute_two_level")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "the first one's kind"])
+def test_ranks_choose_by_the_kind_of_the_meshs_first_device(kind):
+    """Not by each one's own, where hosts differ: the numbers of their exchanges would."""
+    shape = {"num_ranks": 4, "m_shard": M_SHARD, "k": K, "n_shard": N_SHARD, "dtype": "float32"}
+    measured = {"us": 1.0, "heuristic_us": 2.0, "date": "2026-11-30", "jax": "0.11.2"}
+    entries = (
+        Entry(
+            shape=Shape(device_kind=name, **shape),
+            implementation="ppermute",
+            config=cmkernel.PpermuteConfig(num_chunks=num_chunks),
+            **measured,
+        )
+        for name, num_chunks in (("cpu", 2), ("the first one's kind", 4))
+    )
+    table, choices = cmkernel.Table(tuple(entries)), []
+
+    def multiply(lhs, rhs):
+        choices.append(cmkernel.choose_implementation(lhs, rhs, axis_name="x", table=table))
+        return cmkernel.all_gather_matmul(lhs, rhs, axis_name="x", table=table)
+
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=None, platform="cpu")
+    mesh = jax.sharding.AbstractMesh((4,), ("x",), (AxisType.Auto,), abstract_device=device)
+    specs = {"in_specs": (PartitionSpec("x"), PartitionSpec(None, "x")), "out_specs": PartitionSpec(None, "x")}
+    jax.eval_shape(jax.shard_map(multiply, mesh=mesh, check_vma=False, **specs), *operands(4, jnp.float32))
+    assert choices[0].config.num_chunks == (2 if kind == "cpu" else 4)

@@ -1,12 +1,13 @@
 """The table of tuned configs: written and read, and which entry serves which shape."""
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cmkernel.config import KernelConfig, PpermuteConfig
+from cmkernel.config import KernelConfig, MatmulDimension, PpermuteConfig
 from cmkernel.protocol import make_protocol
 from cmkernel.tuned import SHIPPED_PATH, Entry, Shape, Table, choose_config, shipped
 from cmkernel.tuning import heuristic_config, modelled_us
@@ -48,14 +49,23 @@ def test_merging_replaces_the_entry_of_the_same_shape_alone():
     [
         ("{", "tuned.jsonl:2: no entry"),
         ("{}", "tuned.jsonl:2: no entry of a table .KeyError: 'device_kind'"),
-        (None, "tuned.jsonl:2: no entry of a table .tile_m=100 must be a multiple of 64"),
+        ("[1, 2]", "tuned.jsonl:2: no entry of a table .TypeError"),
+        ('"tile_m": 100', "tuned.jsonl:2: no entry of a table .tile_m=100 must be a multiple of 64"),
+        ('"k": "4096"', "tuned.jsonl:2: no entry of a table .k='4096' must be an integer from 1 on"),
+        ('"m_shard": 0', "tuned.jsonl:2: no entry of a table .m_shard=0 must be an integer from 1 on"),
+        ('"dtype": "float8"', "tuned.jsonl:2: no entry of a table .dtype='float8' must be one of bfloat16, "),
+        ('"device_kind": null', "tuned.jsonl:2: no entry of a table .device_kind=None must be a string"),
     ],
 )
 def test_a_line_that_is_no_entry_is_named(line, message, tmp_path):
     path = tmp_path / "tuned.jsonl"
     Table((entry(),)).write(path)
     good = path.read_text()
-    path.write_text(good + (line or good.strip().replace('"tile_m": 64', '"tile_m": 100')) + "\n")
+    if line.startswith('"'):
+        # An option of the good line with another value.
+        name = line.partition(":")[0]
+        line = re.sub(rf'{name}: ("[^"]*"|\d+)', line, good.strip())
+    path.write_text(f"{good}{line}\n")
     with pytest.raises(ValueError, match=message):
         Table.read(path)
 
@@ -63,6 +73,7 @@ def test_a_line_that_is_no_entry_is_named(line, message, tmp_path):
 def test_the_shipped_table_is_one_whose_entries_are_in_order():
     assert shipped() == Table().merged(shipped().entries)
     assert SHIPPED_PATH.exists()
+    assert all(entry.us <= entry.heuristic_us for entry in shipped().entries), "else it should have the heuristic's"
 
 
 def test_an_entry_serves_its_own_shape_in_both_half_precisions():
@@ -104,6 +115,14 @@ def test_a_near_entry_is_passed_over_where_the_heuristic_or_the_model_objects():
     other = dataclasses.replace(unlike, m_shard=512)
     assert heuristic_config(**unlike.sizes, num_sms=132) != heuristic_config(**other.sizes, num_sms=132)
     assert choose(other, entry(unlike)).source == "by the heuristic"
+
+
+def test_an_entry_by_hand_whose_tiles_have_no_model_serves_its_own_shape_alone():
+    tiles = {"tile_m": 128, "tile_n": 64, "wg_dimension": MatmulDimension.N}
+    by_hand = entry(config=KernelConfig(**tiles))
+    assert choose(H200, by_hand).config == by_hand.config
+    near = dataclasses.replace(H200, m_shard=3072)
+    assert choose(near, by_hand).source == "by the heuristic"
 
 
 def test_an_entry_that_leaves_no_sm_to_compute_is_passed_over():

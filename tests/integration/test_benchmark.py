@@ -11,7 +11,9 @@ from tests.integration.bench_process import QUICK
 from tests.jobs.test_settings import composed
 
 SETTINGS = composed(
-    *QUICK, "cluster=local", "problem.m_shard=32", "timing.baselines=[jax_ring,xla,torch_fused,local,local_cublas]"
+    *QUICK,
+    *("cluster=local", "problem.m_shard=32", "kernel.num_chunks=4"),
+    "timing.baselines=[jax_ring,xla,torch_fused,local,local_cublas]",
 )
 
 
@@ -40,6 +42,8 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
         ("local", "baseline"),
         ("local_cublas", "baseline"),
     ]
+    assert rows[0].config == {"num_chunks": 1}
+    assert f"{case}: kernel.num_chunks: of mosaic_gpu, so ppermute runs without" in said
     for row in rows[1::2]:
         assert row.check is None
         assert not row.failed

@@ -109,3 +109,10 @@ def test_auto_takes_what_runs_over_several_domains():
 def test_all_else_stays(implementation, ranks):
     wanted = settings(implementation, "local")
     assert settle_implementation(wanted, ranks) == (wanted, None)
+
+
+def test_auto_keeps_its_table_and_says_which_options_it_loses():
+    kernel = KernelSettings(tile_n=128, table="tuned.jsonl")
+    settled, reason = settle_implementation(Settings(kernel=kernel), members(1, 1, 2))
+    assert settled.kernel == KernelSettings(implementation=Implementation.ppermute, table="tuned.jsonl")
+    assert reason.endswith("; kernel.tile_n: of mosaic_gpu, so ppermute runs without")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jobs.benchmark import Benchmark
-from jobs.candidate import complete_rounds, relative
+from jobs.candidate import complete_rounds, handicap, relative
 from jobs.errors import UsageError
 from jobs.tuner import Tuner
 from tests.jobs.run_rows import article_rows
@@ -81,6 +81,12 @@ def test_rows_of_a_round_that_was_cut_short_are_left_out():
     ]
 
 
+def test_rows_of_an_earlier_gang_are_no_part_of_the_round_that_was_measured_again():
+    cut_short, again = rows_of("1/1"), rows_of("1/1", "1/1", "1/1:heuristic")
+    again = [dataclasses.replace(row, attempt=2) for row in again]
+    assert complete_rounds([*cut_short, *again]) == [again]
+
+
 def test_each_kind_of_job_refuses_the_others_run_directory():
     settings = composed("resume=/runs/a")
     with pytest.raises(UsageError, match=r"resume=/runs/a is a run directory of jobs.bench, not of jobs.tune"):
@@ -95,3 +101,27 @@ def test_a_candidate_is_compared_with_the_reference_burst_by_burst():
     reference = [[[10.0, 10.0], [20.0, 20.0], [99.0]], [[9.0, 9.0], [18.0, 18.0], [99.0]]]
     assert relative(candidate, reference) == pytest.approx(0.9)
     assert relative([], reference) == float("inf")
+
+
+# The headline of each of five bursts on 2x H200, at m_shard=256 k=4096 n_shard=3072.
+HEURISTIC, MORE_SENDERS = (64.4, 63.8, 57.8, 63.2, 74.4), (63.4, 61.2, 61.8, 65.6, 66.1)
+
+
+def bursts(*times_us):
+    return [[[time_us] for time_us in times_us]]
+
+
+def test_a_winner_is_faster_by_burst_and_as_a_whole():
+    reference = bursts(*HEURISTIC)
+    assert relative(bursts(*MORE_SENDERS), reference) < 0.99, "in three bursts of five"
+    assert handicap(bursts(*MORE_SENDERS), reference, min_gain=0.0) == pytest.approx(63.4 / 63.8)
+    slower = bursts(64.5, 63.7, 60, 65.6, 66.1)
+    assert relative(slower, reference) < handicap(slower, reference, min_gain=0.0) == pytest.approx(64.5 / 63.8)
+    assert handicap(reference, reference, min_gain=0.01) == 1
+    assert handicap(bursts(*(0.9 * time_us for time_us in HEURISTIC)), reference, min_gain=0.01) == pytest.approx(0.91)
+
+
+def test_a_candidate_that_was_stopped_early_does_not_win_by_its_few_turns():
+    assert relative(bursts(50.0), bursts(*HEURISTIC)) < 1
+    assert handicap(bursts(50.0), bursts(*HEURISTIC), min_gain=0.01) == float("inf")
+    assert handicap([], bursts(*HEURISTIC), min_gain=0.01) == float("inf")
