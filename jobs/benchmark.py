@@ -27,7 +27,7 @@ from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
 from jobs.results.steps import Step, burst_name, steps_of
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config, kernel_config_name
-from jobs.tables import read_table
+from jobs.tables import absolute_table, read_table
 
 Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
 
@@ -64,9 +64,10 @@ class Benchmark:
 
     @staticmethod
     def settle(settings: Settings, run_dir: Path) -> Settings:
-        """The settings that this kind of job runs by."""
+        """The settings that this kind of job runs by, also where it is resumed from another working directory."""
         del run_dir
-        return settings
+        kernel = dataclasses.replace(settings.kernel, table=absolute_table(settings.kernel.table))
+        return dataclasses.replace(settings, kernel=kernel)
 
     @staticmethod
     def unfinished(settings: Settings, cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:

@@ -92,7 +92,7 @@ def _validate(settings: Settings) -> None:
             )
     tuning = settings.tuning
     for name in ("max_modelled", "early_stop"):
-        if (value := getattr(tuning, name)) < 1:
+        if not (value := getattr(tuning, name)) >= 1:
             raise UsageError(f"tuning.{name}={value} must be at least 1: it is a multiple of the fastest time")
     if tuning.round_size < 2:
         raise UsageError(f"tuning.round_size={tuning.round_size} must be at least 2: the heuristic and another one")

@@ -8,6 +8,11 @@ from cmkernel import Table
 from jobs.errors import UsageError
 
 
+def absolute_table(path: str | None) -> str | None:
+    """The same file wherever the process is."""
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
 def read_table(option: str, path: str | None) -> Table | None:
     """The table that ``option`` names; ``None`` where it names none.
 

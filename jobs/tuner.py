@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import functools
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,8 +28,10 @@ from jobs.candidate import (
     relative,
 )
 from jobs.errors import InfrastructureError, UsageError
+from jobs.gang.cluster import submission_id
 from jobs.measure.programs import Opened, Request
 from jobs.records import HEADLINE, Case, Row, Telemetry
+from jobs.results.run_dir import absolute
 from jobs.results.steps import Step, burst_name, round_name, tuning_steps
 from jobs.settings import Implementation, Settings, World, kernel_config
 from jobs.tables import read_table
@@ -45,8 +48,8 @@ class Tuner(Benchmark):
         """With the path of the table.
 
         Raises:
-          UsageError: the implementation has nothing to tune, an option of its config is set, the table that is to be
-            written can't be, or islands or a soak are asked for.
+          UsageError: the implementation has nothing to tune, an option of its config is set, the table can't be written,
+            or islands or a soak are asked for.
         """
         if settings.cluster.world is World.per_island:
             raise UsageError("cluster.world=per_island is not for jobs.tune, which tunes over one gang: use whole")
@@ -67,12 +70,17 @@ class Tuner(Benchmark):
                 f"tuning.round_size={tuning.round_size} executables and one more don't fit beside each other, as each "
                 f"maps cluster.gpu_memory_fraction={fraction} of a GPU's memory; at most {int(1 / fraction) - 1} do"
             )
-        settings = copy.deepcopy(settings)
-        path = Path(settings.tuning.table or run_dir / TABLE_NAME).expanduser().absolute()
+        settings = copy.deepcopy(Benchmark.settle(settings, run_dir))
+        path = absolute("tuning.table", settings.tuning.table or str(run_dir / TABLE_NAME), submission_id())
         if not path.parent.is_dir():
             raise UsageError(f"tuning.table={path}: {path.parent} is no folder")
         if path.exists():
             read_table("tuning.table", str(path))
+        try:
+            # Here, not once the first case has been measured.
+            tempfile.NamedTemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise UsageError(f"tuning.table={path}: {path.parent} isn't writable ({error.strerror})") from error
         settings.tuning.table = str(path)
         return settings
 

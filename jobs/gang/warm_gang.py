@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from jobs.errors import UsageError
+from jobs.errors import GangLost, UsageError
 
 # Ray takes seconds to import: later, when a signal already ends in a RESULT line.
 if TYPE_CHECKING:
     from jobs.gang.cluster import Cluster
     from jobs.gang.gang import Gang
+    from jobs.gang.member import Place
     from jobs.settings import ClusterSettings
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class WarmGang:
         self._gang: Gang | None = None
         self._settings: ClusterSettings | None = None
         self._others: tuple[Hashable, ...] = ()
+        # Of gangs that were told to end, where nobody has waited for it yet.
+        self._remains: Sequence[Place] = ()
         self._point: str | None = None
         self._keeps = False
         self._connect_s = 0.0
@@ -89,20 +92,28 @@ class WarmGang:
         gang.stacks_path = stacks_path
         try:
             yield gang
-        except BaseException:
+        except GangLost:
+            # Whoever starts another one waits for its end.
             gang.close()
+            raise
+        except BaseException:
+            self._end(gang)
             raise
         if self._keeps:
             self._gang = gang
         else:
-            gang.close()
+            self._end(gang)
 
     def close(self) -> None:
         """End the gang and the connection, where there are any; takes 30 s at most."""
-        self._end_gang()
+        if self._gang:
+            self._end(self._gang)
         cluster, self._cluster = self._cluster, None
         if cluster:
             cluster.close()
+            if cluster.is_local:
+                # All its processes end with it.
+                self._remains = ()
 
     def __enter__(self) -> WarmGang:
         return self
@@ -121,26 +132,24 @@ class WarmGang:
             took_s = self._connect_s + self._start_s
             self.reused = f"gang of point {self._origin} reused; its start took {took_s:.1f} s"
             return gang
-        from jobs.gang.remains import await_gone
-
         logger.warning("the gang of point %s is of no use to this one", self._origin)
-        assert self._cluster
-        places = self._gang.places
-        self._end_gang()
-        await_gone(self._cluster, places)
+        self._end(self._gang)
         return None
 
     def _start(self, num_ranks: int, stacks_path: Path) -> Gang:
         from jobs.gang.gang import Gang
+        from jobs.gang.remains import await_gone
 
         assert self._cluster
         assert self._settings
+        if self._remains:
+            await_gone(self._cluster, self._remains)
+            self._remains = ()
         began_s = time.monotonic()
         gang = Gang.start(self._cluster, self._settings, num_ranks, stacks_path=stacks_path)
         self._origin, self._start_s, self.reused = self._point, time.monotonic() - began_s, None
         return gang
 
-    def _end_gang(self) -> None:
-        gang, self._gang = self._gang, None
-        if gang:
-            gang.close()
+    def _end(self, gang: Gang) -> None:
+        gang.close()
+        self._gang, self._remains = None, gang.places

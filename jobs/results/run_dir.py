@@ -45,7 +45,7 @@ class RunDir:
           InfrastructureError: the disk is full or broken.
         """
         name = settings_run_dir or f"{DEFAULT_BASE}/{_own_name(submission_id)}"
-        path = _absolute("run_dir", name, submission_id if settings_run_dir else None)
+        path = absolute("run_dir", name, submission_id if settings_run_dir else None)
         with _refusing("run_dir", path):
             if settings_run_dir is None:
                 path = _make_new(path)
@@ -63,7 +63,7 @@ class RunDir:
             job.
           InfrastructureError: the disk is full or broken.
         """
-        path = _absolute("resume", name, submission_id)
+        path = absolute("resume", name, submission_id)
         if not (path / _CONFIG_NAME).is_file():
             raise UsageError(f"resume={path} must be the run directory of an earlier job, with its {_CONFIG_NAME}")
         with _refusing("resume", path):
@@ -147,7 +147,12 @@ class RunDir:
             raise InfrastructureError(f"{path}: can't be written ({error.strerror})") from error
 
 
-def _absolute(option: str, name: str, submission_id: str | None) -> Path:
+def absolute(option: str, name: str, submission_id: str | None) -> Path:
+    """The path that ``option`` names, of what outlives the job.
+
+    Raises:
+      UsageError: it is relative to the working directory of a submitted job, or to a home that can't be found.
+    """
     if submission_id and not name.startswith(("/", "~")):
         raise UsageError(f"{option}={name} must be absolute: a submitted job's working directory vanishes with it")
     with _refusing(option, name):

@@ -1,6 +1,7 @@
 """What can be told of a tuning without a gang: its options, and which rounds are complete."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -26,6 +27,7 @@ def rows_of(*requested):
         (["cluster.world=per_island"], r"cluster.world=per_island is not for jobs.tune"),
         (["timing.soak_minutes=2"], r"timing.soak_minutes=2.0 is for jobs.bench"),
         (["tuning.table=/nowhere/tuned.jsonl"], r"tuning.table=/nowhere/tuned.jsonl: /nowhere is no folder"),
+        (["tuning.table=/proc/tuned.jsonl"], r"tuning.table=/proc/tuned.jsonl: /proc isn't writable"),
         (
             ["tuning.round_size=5", "cluster.gpu_memory_fraction=0.2"],
             r"tuning.round_size=5 .* cluster.gpu_memory_fraction=0.2 of a GPU's memory; at most 4 do",
@@ -43,6 +45,21 @@ def test_the_table_is_in_the_run_directory_unless_it_is_named(tmp_path):
     assert given.tuning.table is None
     named = composed(f"tuning.table={tmp_path / 'mine.jsonl'}")
     assert Tuner.settle(named, tmp_path / "run").tuning.table == str(tmp_path / "mine.jsonl")
+
+
+def test_a_table_is_not_left_in_the_working_directory_of_a_submitted_job(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}}))
+    with pytest.raises(UsageError, match=r"tuning.table=mine.jsonl must be absolute: a submitted job's working"):
+        Tuner.settle(composed("tuning.table=mine.jsonl"), tmp_path)
+    assert Tuner.settle(composed(), tmp_path).tuning.table == str(tmp_path / "tuned.jsonl")
+
+
+def test_a_resumed_job_reads_the_same_table_wherever_it_is_started(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = composed("kernel.table=mine.jsonl")
+    for kind in (Benchmark, Tuner):
+        assert kind.settle(given, tmp_path).kernel.table == str(tmp_path / "mine.jsonl")
+        assert kind.settle(composed(), tmp_path).kernel.table is None
 
 
 def test_a_table_that_would_be_overwritten_unread_is_refused(tmp_path):
