@@ -48,8 +48,8 @@ class Tuner(Benchmark):
         """With the path of the table.
 
         Raises:
-          UsageError: the implementation has nothing to tune, an option of its config is set, the table can't be written,
-            or islands or a soak are asked for.
+          UsageError: the implementation has nothing to tune, an option of its config is set, the table can't be
+            written, or islands or a soak are asked for.
         """
         if settings.cluster.world is World.per_island:
             raise UsageError("cluster.world=per_island is not for jobs.tune, which tunes over one gang: use whole")
