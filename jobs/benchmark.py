@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import functools
 import secrets
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,13 @@ from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
-from jobs.records import BASELINE, Case, Check, Row, Spread, Telemetry
+from jobs.records import Case, Check, Row, Samples, Telemetry, spreads
 from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
 from jobs.results.steps import Step, burst_name, steps_of
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config, kernel_config_name
 from jobs.tables import absolute_table, read_table
-
-Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
 
 
 def requests_of(settings: Settings, table: Table | None = None) -> list[Request]:
@@ -292,15 +289,6 @@ class Benchmark:
 def seed() -> int:
     """Fresh for each use; small enough that a rank can count up from it."""
     return secrets.randbits(30)
-
-
-def spreads(samples: Samples) -> dict[str, Any]:
-    """Of each time over ranks, from each rank's median over all its samples."""
-    medians = {
-        name: [statistics.median(value for burst in rank for value in burst) for rank in ranks]
-        for name, ranks in samples.items()
-    }
-    return {name: Spread.over(values) for name, values in medians.items()}
 
 
 def _slowest(profiles: list[Profile]) -> Profile:

@@ -54,6 +54,18 @@ class Spread:
         return cls(min(values), statistics.median(values), max(values))
 
 
+Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
+
+
+def spreads(samples: Samples) -> dict[str, Any]:
+    """Of each time over ranks, from each rank's median over all its samples."""
+    medians = {
+        name: [statistics.median(value for burst in rank for value in burst) for rank in ranks]
+        for name, ranks in samples.items()
+    }
+    return {name: Spread.over(values) for name, values in medians.items()}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankCheck:
     """What one rank found when it compared its results with the float32 oracle."""

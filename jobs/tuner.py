@@ -15,7 +15,7 @@ from cmkernel import Table
 from cmkernel.candidates import kernel_candidates, ppermute_candidates
 from cmkernel.config import Config, from_plain, to_plain
 from cmkernel.tuned import Entry, Shape, shipped
-from jobs.benchmark import Benchmark, spreads
+from jobs.benchmark import Benchmark
 from jobs.candidate import (
     REFERENCE,
     ROUND,
@@ -30,7 +30,7 @@ from jobs.candidate import (
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.cluster import submission_id
 from jobs.measure.programs import Opened, Request
-from jobs.records import HEADLINE, Case, Row, Telemetry
+from jobs.records import HEADLINE, Case, Row, Telemetry, spreads
 from jobs.results.run_dir import absolute
 from jobs.results.steps import Step, burst_name, round_name, tuning_steps
 from jobs.settings import Implementation, Settings, World, kernel_config
