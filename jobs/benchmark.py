@@ -20,7 +20,7 @@ from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
 from jobs.measure.programs import Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
-from jobs.records import Case, Check, Row, Samples, Telemetry, spreads
+from jobs.records import BASELINE, Case, Check, Row, Samples, Telemetry, spreads
 from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
