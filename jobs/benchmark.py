@@ -241,8 +241,12 @@ class Benchmark:
         """The device steps of each rank in one call of ``mosaic_gpu``; nothing where it didn't run, or one rank did."""
         if RING not in names or case.num_ranks == 1 or not self._settings.timing.timeline:
             return []
-        by_rank: list[RingStamps] = self.call("stamp", doing=f"stamping {RING} on {case}")
-        timeline = measured_timeline(by_rank[0].protocol, [rank.stamps for rank in by_rank])
+        by_rank: list[RingStamps | str] = self.call("stamp", doing=f"stamping {RING} on {case}")
+        if (reason := self._first([rank if isinstance(rank, str) else None for rank in by_rank])) is not None:
+            self._announce(f"{case}: no timeline of {RING}: {reason}")
+            return []
+        found = [rank for rank in by_rank if isinstance(rank, RingStamps)]
+        timeline = measured_timeline(found[0].protocol, [rank.stamps for rank in found])
         return [[dataclasses.asdict(step) for step in steps] for steps in timeline]
 
     def _with_derived(self, rows: list[Row]) -> list[Row]:
