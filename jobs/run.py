@@ -31,7 +31,7 @@ from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case, Row
 from jobs.results.environment import environment, short_sha
-from jobs.results.journal import Journal, iterate, iterate_soak
+from jobs.results.journal import JOURNAL_NAME, Journal, iterate, iterate_soak
 from jobs.results.ledger import Ledger
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
@@ -45,6 +45,9 @@ from jobs.settings import Settings, World
 from jobs.soak import soak_s
 
 logger = logging.getLogger(__name__)
+
+# The report reads all samples at once, and the driver of many islands shall not need the memory for them.
+MAX_REPORTED_MIB = 256
 
 
 def run(config: DictConfig, warm: WarmGang, kind: type[Benchmark] = Benchmark) -> Outcome:
@@ -216,6 +219,11 @@ def _report(outcome: Outcome) -> dict[Path, str]:
     """
     assert outcome.run_dir
     try:
+        size_mib = (outcome.run_dir / JOURNAL_NAME).stat().st_size / 2**20
+        if size_mib > MAX_REPORTED_MIB:
+            command = f"python -m jobs.report {outcome.run_dir}"
+            print(f"# Report  : {size_mib:.0f} MiB of rows are left to {command}", flush=True)
+            return {}
         # Late: matplotlib is for this alone, and nothing else may depend on it.
         from jobs.results.recorded_run import read_run
         from jobs.results.report import write_report

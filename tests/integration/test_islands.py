@@ -24,7 +24,7 @@ ISLANDS = (
     *("cluster.world=per_island", "kernel=xla", "timing.baselines=[local]"),
     *("timing.chain_length=16", "timing.chain_repeats=100", "timing.chains=3", "timing.bursts=3"),
     # Hosts share two cores: what is alike differs by tens of percent at times.
-    "cluster.outlier_z=5",
+    "cluster.outlier_z=4",
 )
 WAIT_FOR_NODES = """
 import ray, sys, time
