@@ -1,13 +1,13 @@
-"""One job's gangs, one after the other: where one is lost, a fresh one takes up the cases that are left."""
+"""The gangs of a job or of an island of it, one after the other: where one is lost, a fresh one takes up the rest."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from cmkernel import cost
@@ -16,37 +16,37 @@ from jobs.domains import settle_implementation
 from jobs.errors import GangLost
 from jobs.gang.cluster import Cluster
 from jobs.gang.gang import Gang
+from jobs.gang.island import Island
 from jobs.gang.member import Member
 from jobs.gang.neighbours import layout
 from jobs.gang.remains import await_gone
 from jobs.gang.warm_gang import WarmGang
-from jobs.records import Case
+from jobs.records import Case, Row
 from jobs.results import table
 from jobs.results.best import Best
-from jobs.results.journal import Journal
-from jobs.results.outcome import Outcome
-from jobs.results.progress import Progress
+from jobs.results.ledger import Ledger
 from jobs.results.run_dir import RunDir
-from jobs.results.steps import Step
+from jobs.results.steps import Step, soak_step
 from jobs.settings import Settings
+from jobs.soak import Soak, soak_s
 
 logger = logging.getLogger(__name__)
 
 
 class Attempts:
-    """What all gangs of a job share, and how they follow one another.
+    """What these gangs share, and how they follow one another.
 
     Args:
       cluster: where they run.
-      warm: what starts them, connected to that cluster; its gang may be there already.
+      warm: what starts those of a job without islands, connected to that cluster; its gang may be there already.
       settings: of the job.
-      cases: all of them; those whose rows are in ``outcome`` are done.
-      journal: of the run directory, open.
+      cases: all of them; those whose rows are in ``ledger`` are done.
+      ledger: gets the rows and the restarts.
       run_dir: where stacks and the environment go.
-      outcome: gets the rows and the restarts; its W&B run has been started.
+      environment: what environment.json says.
+      about: the part of it that this completes: ``attempt`` and ``members`` of the last gang, ``earlier_attempts``.
       kind: what is done with each case.
-      about: what environment.json says, which this completes: ``attempt`` and ``members`` of the last gang,
-        ``earlier_attempts``.
+      island: whose gangs these are; ``None``: the job's.
     """
 
     def __init__(
@@ -56,21 +56,26 @@ class Attempts:
         settings: Settings,
         cases: Sequence[Case],
         *,
-        kind: type[Benchmark],
-        journal: Journal,
+        ledger: Ledger,
         run_dir: RunDir,
-        outcome: Outcome,
+        environment: dict[str, Any],
         about: dict[str, Any],
+        kind: type[Benchmark],
+        island: Island | None = None,
     ) -> None:
         self._cluster = cluster
         self._warm = warm
         self._settings = settings
         self._cases = cases
         self._kind = kind
-        self._journal = journal
+        self._ledger = ledger
         self._run_dir = run_dir
-        self._outcome = outcome
+        self._environment = environment
         self._about = about
+        self._island = island
+        self.name = island.name if island else None
+        """Of the island."""
+        self._restarts = 0
         self._lost: GangLost | None = None
 
     def run(self) -> None:
@@ -82,85 +87,136 @@ class Attempts:
           UsageError, RankFailed, InfrastructureError: of the program; a fresh gang would meet the same.
         """
         max_restarts = self._settings.cluster.max_restarts
-        while cases := self._unfinished():
-            self._about["attempt"] = self._about.get("attempt", 0) + 1
+        while (cases := self._unfinished()) or self._to_soak():
+            with self._ledger.lock:
+                self._about["attempt"] = self._about.get("attempt", 0) + 1
             try:
                 self._measure(cases)
                 continue
             except GangLost as error:
                 self._lost = error
             self._retire(ended=str(self._lost))
-            if self._outcome.restarts == max_restarts:
+            if self._restarts == max_restarts:
                 raise self._lost
-            self._outcome.restarts += 1
+            self._restarts += 1
+            self._ledger.restarts()
             first_line = str(self._lost).splitlines()[0]
-            logger.warning("restart %d of %d: %s", self._outcome.restarts, max_restarts, first_line)
-            print(f"# Restart {self._outcome.restarts} of {max_restarts}: {first_line}", flush=True)
-            await_gone(self._cluster, self._lost.places)
+            of_island = f" of island {self.name}" if self.name else ""
+            logger.warning("restart %d of %d%s: %s", self._restarts, max_restarts, of_island, first_line)
+            self._ledger.print(f"# Restart {self._restarts} of {max_restarts}{of_island}: {first_line}")
+            await_gone(self._cluster, self._lost.places, hosts=self._island.hosts if self._island else None)
 
     def _unfinished(self) -> list[Case]:
-        return self._kind.unfinished(self._settings, self._cases, self._outcome.rows)
+        return self._kind.unfinished(self._settings, self._cases, self._ledger.rows(self.name))
+
+    def _to_soak(self) -> list[Case]:
+        """Cases to go on with; those that failed their check aren't soaked."""
+        if not self._soak_left_s():
+            return []
+        targets = [row for row in self._ledger.rows(self.name) if not row.is_baseline]
+        good = {row.case for row in targets if row.check and not row.failed}
+        return [case for case in self._cases if case in good]
+
+    def _soak_left_s(self) -> float:
+        left_s = soak_s(self._settings) - sum(point.seconds for point in self._ledger.points(self.name))
+        return left_s if left_s >= 1e-6 else 0.0
 
     def _measure(self, cases: Sequence[Case]) -> None:
         """One gang, from its start to its end."""
-        outcome, settings, attempt = self._outcome, self._settings, self._about["attempt"]
-        assert outcome.wandb is not None
+        settings, attempt = self._settings, self._about["attempt"]
         with contextlib.ExitStack() as stack:
-            stacks_path = self._run_dir.path / f"stacks-{attempt}.txt"
-            gang = stack.enter_context(self._warm.gang(cases[0].num_ranks, stacks_path))
+            gang = stack.enter_context(self._gang(self._stacks_path(attempt)))
+            reused = None if self._island else self._warm.reused
             settings, settled = settle_implementation(settings, gang.members)
-            self._about["members"] = [dataclasses.asdict(member) for member in gang.members]
-            self._about["gang"] = self._warm.reused or "fresh"
-            self._run_dir.write_environment(self._about)
-            if self._warm.reused:
-                print(f"# Gang     : {self._warm.reused}", flush=True)
-            for line in [*self._header(gang), *([f"# {settled}"] if settled else [])]:
-                print(line, flush=True)
-            device_kind = gang.members[0].device_kind
-            plan = [step for case in cases for step in self._kind.steps(case, settings, device_kind)]
-            progress = stack.enter_context(Progress(plan, sys.stdout))
-
-            def report(step: Step, text: str, best: Best | None) -> None:
-                self._note_restart(progress)
-                logger.info("%s", text)
-                progress.begin(step, text, best)
-
-            def announce(text: str) -> None:
-                logger.info("%s", text)
-                progress.print(f"# {text}")
-
-            benchmark = self._kind(gang, settings, attempt, report=report, announce=announce)
+            self._save(members=[dataclasses.asdict(member) for member in gang.members], gang=reused or "fresh")
+            if reused:
+                self._ledger.print(f"# Gang     : {reused}")
+            self._introduce(gang, [f"# {settled}"] if settled else [])
+            self._ledger.expect(self._plan(cases, settings, gang.members[0].device_kind), self.name)
+            # What this gang won't have come to, when it ends.
+            stack.callback(self._ledger.expect, [], self.name)
+            benchmark = self._kind(
+                gang, settings, attempt, island=self.name, report=self._begin, announce=self._announce
+            )
             for case in cases:
-                for row in benchmark.run(case, outcome.rows):
-                    self._journal.append(row)
-                    outcome.rows.append(row)
-                    outcome.wandb.log_row(row, gang.members)
-                    progress.print(table.row_line(row))
+                for row in benchmark.run(case, self._ledger.rows(self.name)):
+                    self._ledger.take(row, gang.members)
+            if to_soak := self._to_soak():
+                self._soak(benchmark, settings, to_soak)
 
-    def _note_restart(self, progress: Progress) -> None:
+    def _gang(self, stacks_path: Path) -> contextlib.AbstractContextManager[Gang]:
+        """A fresh one for an island; else that of the point of a multirun before this one, where it can be had."""
+        num_ranks = self._cases[0].num_ranks
+        if self._island is None:
+            return self._warm.gang(num_ranks, stacks_path)
+        return Gang.start(
+            self._cluster, self._settings.cluster, num_ranks, island=self._island, stacks_path=stacks_path
+        )
+
+    def _plan(self, cases: Sequence[Case], settings: Settings, device_kind: str) -> list[Step]:
+        """What a gang comes to, if nothing is skipped."""
+        plan = [step for case in cases for step in self._kind.steps(case, settings, device_kind)]
+        left_s = self._soak_left_s()
+        return [*plan, soak_step(left_s)] if left_s else plan
+
+    def _soak(self, benchmark: Benchmark, settings: Settings, cases: Sequence[Case]) -> None:
+        earlier = self._ledger.points(self.name)
+        Soak(
+            benchmark,
+            settings,
+            earlier_s=sum(point.seconds for point in earlier),
+            iterations=lambda case: sum(point.iterations for point in earlier if point.case == case),
+            report=lambda text: self._begin(soak_step(), text, None),
+            record=self._ledger.take_slice,
+        ).run(cases)
+
+    def _begin(self, step: Step, text: str, best: Best | None) -> None:
+        self._note_restart()
+        self._ledger.begin(step, self._told(text), best, self.name)
+
+    def _announce(self, text: str) -> None:
+        self._ledger.announce(self._told(text))
+
+    def _told(self, text: str) -> str:
+        return f"{self.name}: {text}" if self.name else text
+
+    def _note_restart(self) -> None:
         """The first step after a loss begins: say what the restart cost."""
         lost, self._lost = self._lost, None
         if lost is None:
             return
         took_s = time.monotonic() - lost.seen_s
-        self._outcome.restart_s += took_s
-        self._about["earlier_attempts"][-1]["restart_s"] = round(took_s, 1)
-        self._run_dir.write_environment(self._about)
-        text = f"Attempt {self._about['attempt']} begins {took_s:.1f} s after the loss was found out"
-        logger.info("%s", text)
-        progress.print(f"# {text}")
+        self._ledger.restarted(took_s)
+        with self._ledger.lock:
+            self._about["earlier_attempts"][-1]["restart_s"] = round(took_s, 1)
+        self._save()
+        self._announce(f"Attempt {self._about['attempt']} begins {took_s:.1f} s after the loss was found out")
 
     def _retire(self, *, ended: str) -> None:
         """The members of a gang that is gone stay known, by its attempt."""
-        gone = {"attempt": self._about["attempt"], "members": self._about.pop("members", []), "ended": ended}
-        self._about.setdefault("earlier_attempts", []).append(gone)
-        self._run_dir.write_environment(self._about)
+        with self._ledger.lock:
+            gone = {"attempt": self._about["attempt"], "members": self._about.pop("members", []), "ended": ended}
+            self._about.setdefault("earlier_attempts", []).append(gone)
+        self._save()
 
-    def _header(self, gang: Gang) -> list[str]:
-        """Machine, versions and all cases; of a later gang the machine is all that may have changed."""
+    def _save(self, **changes: Any) -> None:
+        """Write environment.json, with these changes of this part of it."""
+        with self._ledger.lock:
+            self._about.update(changes)
+            self._run_dir.write_environment(self._environment)
+
+    def _stacks_path(self, attempt: int) -> Path:
+        # An island's name may have a slash.
+        of_island = f"{self.name.replace('/', '_')}-" if self.name else ""
+        return self._run_dir.path / f"stacks-{of_island}{attempt}.txt"
+
+    def _introduce(self, gang: Gang, more: Sequence[str]) -> None:
+        """Machine, versions and all cases; of a later gang the machine is all that may differ."""
         members = [dataclasses.asdict(member) for member in gang.members]
-        if self._outcome.restarts:
-            return table.device_lines(members)
+        later = [*table.device_lines(members, self.name), *more]
+        self._ledger.introduce([*self._header(gang, members), *more], later)
+
+    def _header(self, gang: Gang, members: Sequence[dict[str, Any]]) -> list[str]:
         doing, timeout_s = "reading links", self._settings.cluster.step_timeout_s
         links = ", ".join(sorted(set(gang.call("links", timeout_s=timeout_s, doing=doing))))
         device_kind, hosts = gang.members[0].device_kind, layout(gang.members, self._settings.cluster)
@@ -171,8 +227,9 @@ class Attempts:
             sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
             expected.append((case, cost.expected_time(model, **sizes, dtype=case.dtype) if model else None))
         versions = gang.members[0].versions
-        header = table.header_lines(members=members, versions=versions, links=links, cases=expected)
-        return [*header, *table.host_lines(hosts, self._cases, device_kind), *table.column_lines()]
+        header = table.header_lines(members=members, versions=versions, links=links, cases=expected, island=self.name)
+        columns = table.column_lines(islands=self._island is not None)
+        return [*header, *table.host_lines(hosts, self._cases, device_kind), *columns]
 
 
 def attempts_of(earlier: dict[str, Any]) -> dict[str, Any]:
@@ -184,11 +241,10 @@ def attempts_of(earlier: dict[str, Any]) -> dict[str, Any]:
     return {"attempt": earlier["attempt"], "earlier_attempts": [known[number] for number in sorted(known)]}
 
 
-def members_by_attempt(about: dict[str, Any]) -> dict[int, tuple[Member, ...]]:
-    """The ranks of each gang that ``about``, an environment.json, knows."""
-    attempts = [about, *about.get("earlier_attempts", ())]
-    return {
-        attempt["attempt"]: tuple(Member(**member) for member in attempt.get("members", ()))
-        for attempt in attempts
-        if "attempt" in attempt
-    }
+def members_of(row: Row, environment: dict[str, Any]) -> tuple[Member, ...]:
+    """The ranks of the gang that measured ``row``, as far as ``environment``, an environment.json, knows."""
+    for part in environment.get("islands", [environment]):
+        for attempt in [part, *part.get("earlier_attempts", ())]:
+            if part.get("island") == row.island and attempt.get("attempt") == row.attempt:
+                return tuple(Member(**member) for member in attempt.get("members", ()))
+    return ()

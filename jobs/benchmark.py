@@ -12,24 +12,21 @@ from typing import Any
 
 from cmkernel import Table
 from cmkernel.measured_timeline import measured_timeline
-from cmkernel.timeline import StepTimes
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.gang import Gang
 from jobs.gang.neighbours import layout
 from jobs.measure import torch_fused
 from jobs.measure.layout import TWO_LEVEL
 from jobs.measure.profile import Profile
-from jobs.measure.programs import BASELINE, Opened, Request
+from jobs.measure.programs import Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
-from jobs.records import CANDIDATE, Case, Check, Row, Telemetry, spreads
+from jobs.records import BASELINE, Case, Check, Row, Samples, Telemetry, spreads
 from jobs.results.best import Best, best_of_samples
 from jobs.results.derive import derive, fastest_us
 from jobs.results.journal import finished_cases
 from jobs.results.steps import Step, burst_name, steps_of
 from jobs.settings import GATHERS, LOCALS, Fault, Settings, kernel_config, kernel_config_name
 from jobs.tables import absolute_table, read_table
-
-Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
 
 
 def requests_of(settings: Settings, table: Table | None = None) -> list[Request]:
@@ -48,12 +45,14 @@ class Benchmark:
         settings: Settings,
         attempt: int,
         *,
+        island: str | None = None,
         report: Callable[[Step, str, Best | None], None],
         announce: Callable[[str], None],
     ) -> None:
         self._gang = gang
         self._settings = settings
-        self._attempt = attempt
+        self.attempt = attempt
+        self.island = island
         self._report = report
         self._announce = announce
         self._table = read_table("kernel.table", settings.kernel.table)
@@ -74,10 +73,9 @@ class Benchmark:
         Raises:
           UsageError: the rows are those of another kind of job.
         """
-        if any(row.requested.startswith(CANDIDATE) for row in rows):
+        if any(row.is_candidate for row in rows):
             raise UsageError(f"resume={settings.resume} is a run directory of jobs.tune, not of jobs.bench")
-        wanted, baselines = settings.kernel.implementation.value, settings.timing.baselines
-        finished = finished_cases(rows, requested=wanted, baselines=baselines)
+        finished = finished_cases(rows, baselines=settings.timing.baselines)
         return [case for case in cases if case not in finished]
 
     @staticmethod
@@ -119,11 +117,11 @@ class Benchmark:
         passed = {name: plan[name][1].implementation for name, check in checks.items() if check.passed}
         for name, asked in passed.items():
             self._begin(Step(case, "warm-up", asked), name)
-            self._call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
+            self.call("warm_up", name, timing.warmup, doing=f"warming up {name} on {case}")
         samples, telemetry = self._time(case, passed)
         profiles = self._profile(case, list(passed), samples)
         timeline = self._timeline(case, list(passed))
-        self._call("close_case", doing=f"closing {case}")
+        self.call("close_case", doing=f"closing {case}")
         made = []
         for name, (o, r) in plan.items():
             made.append(
@@ -137,14 +135,20 @@ class Benchmark:
                     samples_us=samples.get(name, {}),
                     kernels_us=_slowest(profiles[name]).kernels_us if name in profiles else {},
                     telemetry=telemetry,
-                    timeline=timeline if name == RING else (),
+                    timeline=timeline if name == RING else [],
                     time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                    attempt=self._attempt,
+                    attempt=self.attempt,
+                    island=self.island,
                     **spreads(samples.get(name, {})),
                 )
             )
         written = {(row.case, row.implementation) for row in rows}
         return [row for row in self._with_derived(made) if (row.case, row.implementation) not in written]
+
+    def open_target(self, case: Case) -> str:
+        """Open ``case`` for ``kernel.implementation`` alone; what really runs."""
+        (opened,) = self._open(case, requests_of(self._settings, self._table)[:1])
+        return opened.implementation
 
     def _open(self, case: Case, requests: list[Request]) -> list[Opened]:
         """What each request turned into, on all ranks; a baseline that one rank can't run runs on none."""
@@ -159,8 +163,8 @@ class Benchmark:
                 )
             refused[TWO_LEVEL] = Opened(TWO_LEVEL, reason, None, runs=False)
         tried = [r for r in requests if r.implementation not in refused]
-        arguments = (case, tried, self._layout, self._settings.timing, _seed())
-        by_rank = self._call("open_case", *arguments, doing=f"opening {case}")
+        arguments = (case, tried, self._layout, self._settings.timing, seed())
+        by_rank = self.call("open_case", *arguments, doing=f"opening {case}")
         opened = iter(self._agreed(by_rank, tried, case))
         return [refused.get(r.implementation) or next(opened) for r in requests]
 
@@ -171,10 +175,10 @@ class Benchmark:
         if len({member.node_id for member in members}) > 1:
             return "its symmetric memory joins the GPUs of one host, and the ranks are on several"
         host = members[0].ip
-        ready = self._call("get_torch_ready", host, doing="importing torch")
+        ready = self.call("get_torch_ready", host, doing="importing torch")
         if (reason := self._first([r.refusal for r in ready])) is not None:
             return reason
-        return self._first(self._call("join_torch", host, ready[0].port, doing="joining a process group of torch"))
+        return self._first(self.call("join_torch", host, ready[0].port, doing="joining a process group of torch"))
 
     def _first(self, reasons: list[str | None]) -> str | None:
         """The first rank's reason, with the rank where not all have it."""
@@ -191,10 +195,9 @@ class Benchmark:
     def _check(self, case: Case, name: str, is_target: bool, calls: int | None = None) -> Check:
         settings, timing = self._settings.check, self._settings.timing
         calls = settings.calls if calls is None else calls
-        fault = settings.fault if is_target else Fault.none
-        ranks = self._call(
-            "check", name, calls, _seed(), fault, timing.chain_length, doing=f"checking {name} on {case}"
-        )
+        # With fault_after the soak is to find it.
+        fault = settings.fault if is_target and settings.fault_after is None else Fault.none
+        ranks = self.call("check", name, calls, seed(), fault, timing.chain_length, doing=f"checking {name} on {case}")
         return Check.of_ranks(ranks)
 
     def _time(self, case: Case, names: Mapping[str, str]) -> tuple[dict[str, Samples], tuple[Telemetry, ...]]:
@@ -206,15 +209,15 @@ class Benchmark:
         samples: dict[str, Samples] = {
             name: {t: [[] for _ in range(num_ranks)] for t in ("in_graph_us", "call_us")} for name in names
         }
-        self._call("start_sampling", doing="starting NVML")
+        self.call("start_sampling", doing="starting NVML")
         for burst in range(timing.bursts):
             for name, asked in names.items():
                 self._begin(Step(case, burst_name(burst, timing.bursts), asked), name, samples)
-                ranks = self._call("burst", name, burst, timing, doing=f"timing {name} on {case}")
+                ranks = self.call("burst", name, burst, timing, doing=f"timing {name} on {case}")
                 for rank, times in enumerate(ranks):
                     for time_name, values in times.items():
                         samples[name][time_name][rank].append(values)
-        telemetry = self._call("stop_sampling", doing="stopping NVML")
+        telemetry = self.call("stop_sampling", doing="stopping NVML")
         return samples, tuple(t for t in telemetry if t is not None)
 
     def _profile(self, case: Case, names: list[str], samples: dict[str, Samples]) -> dict[str, list[Profile]]:
@@ -223,7 +226,7 @@ class Benchmark:
             return {}
         if self._gang.members[0].gpu_uuid:
             self._begin(Step(case, "profile"), None, samples)
-        by_rank = self._call("profile", names, self._settings.timing.profiled_calls, doing=f"profiling {case}")
+        by_rank = self.call("profile", names, self._settings.timing.profiled_calls, doing=f"profiling {case}")
         found = {
             name: [profiles[name] for profiles in by_rank]
             for name in names
@@ -234,16 +237,17 @@ class Benchmark:
             samples[name]["device_us"] = [[p.device_us] for p in profiles]
         return found
 
-    def _timeline(self, case: Case, names: list[str]) -> tuple[tuple[StepTimes, ...], ...]:
+    def _timeline(self, case: Case, names: list[str]) -> list[list[dict[str, Any]]]:
         """The device steps of each rank in one call of ``mosaic_gpu``; nothing where it didn't run, or one rank did."""
         if RING not in names or case.num_ranks == 1 or not self._settings.timing.timeline:
-            return ()
-        by_rank: list[RingStamps | str] = self._call("stamp", doing=f"stamping {RING} on {case}")
+            return []
+        by_rank: list[RingStamps | str] = self.call("stamp", doing=f"stamping {RING} on {case}")
         if (reason := self._first([rank if isinstance(rank, str) else None for rank in by_rank])) is not None:
             self._announce(f"{case}: no timeline of {RING}: {reason}")
-            return ()
+            return []
         found = [rank for rank in by_rank if isinstance(rank, RingStamps)]
-        return measured_timeline(found[0].protocol, [rank.stamps for rank in found])
+        timeline = measured_timeline(found[0].protocol, [rank.stamps for rank in found])
+        return [[dataclasses.asdict(step) for step in steps] for steps in timeline]
 
     def _with_derived(self, rows: list[Row]) -> list[Row]:
         headlines = {row.implementation: row.headline_us for row in rows}
@@ -281,11 +285,12 @@ class Benchmark:
                 raise InfrastructureError(f"{case}: {reason}")
         return agreed
 
-    def _call(self, method: str, *args: Any, doing: str) -> list[Any]:
+    def call(self, method: str, *args: Any, doing: str) -> list[Any]:
+        """``Gang.call`` within ``cluster.step_timeout_s``."""
         return self._gang.call(method, *args, timeout_s=self._settings.cluster.step_timeout_s, doing=doing)
 
 
-def _seed() -> int:
+def seed() -> int:
     """Fresh for each use; small enough that a rank can count up from it."""
     return secrets.randbits(30)
 

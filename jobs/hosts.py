@@ -7,6 +7,7 @@ import logging
 from jobs.errors import InfrastructureError
 from jobs.gang.cluster import Cluster
 from jobs.gang.examiners import Examiners
+from jobs.health.domain import nvlink_domain
 from jobs.health.finding import refuse_failures
 from jobs.health.host import MISSING, PACKAGES, host_facts
 from jobs.health.host_findings import INSTALL, shm_findings, silence_findings, version_findings
@@ -38,6 +39,24 @@ def refuse_unfit_hosts(cluster: Cluster) -> dict[str, str]:
     ]
     refuse_failures(findings, logger)
     return versions
+
+
+def nvlink_domains(cluster: Cluster) -> dict[str, str]:
+    """Of each Ray node with a GPU, by its id; on CPUs of every one, where a host is a domain.
+
+    Raises:
+      InfrastructureError: a host doesn't answer.
+    """
+    if not cluster.on_gpus:
+        return {node.node_id: node.host for node in cluster.nodes}
+    nodes = [node for node in cluster.nodes if node.num_gpus]
+    with Examiners(nodes) as examiners:
+        hosts, silent = examiners.facts(with_gpus=True)
+    refuse_failures(silence_findings([(node.host, why) for node, why in silent]), logger)
+    return {
+        node.node_id: nvlink_domain(host=facts.host, boot_id=facts.boot_id, gpu=facts.gpus[0] if facts.gpus else None)
+        for node, facts in zip(nodes, hosts, strict=True)
+    }
 
 
 def driver_versions(versions: dict[str, str]) -> dict[str, str]:

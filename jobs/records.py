@@ -9,25 +9,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-# With cmkernel comes jax, which takes seconds to import: jobs.compare and the like don't need it.
-if TYPE_CHECKING:
-    from cmkernel.timeline import StepTimes
+from collections.abc import Sequence
+from typing import Any
 
 FORMAT_VERSION = 3
-# Version 1 has no ``attempt``: there was one. Version 2 has no ``timeline``.
+# Version 1 has no ``attempt``: there was one. Versions 1 and 2 have no ``timeline`` and no ``island``.
 _READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
 # In the order of the table; README.md defines each.
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # The time that speedups, TFLOP/s and bandwidth are computed from.
 HEADLINE = "in_graph_us"
-# How ``requested`` of a tuner's candidates begins.
+# What a row was requested as that stands beside that of ``kernel.implementation``.
+BASELINE = "baseline"
+# How that begins of a candidate of the tuner's.
 CANDIDATE = "tune:"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """One problem: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` ranks."""
 
@@ -42,7 +40,7 @@ class Case:
         return f"{self.name} m_shard={self.m_shard} k={self.k} n_shard={self.n_shard} {self.dtype} D={self.num_ranks}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
     """Minimum, median and maximum over ranks of the ranks' own values (medians of a time in microseconds)."""
 
@@ -56,8 +54,11 @@ class Spread:
         return cls(min(values), statistics.median(values), max(values))
 
 
-def spreads(samples: Mapping[str, Sequence[Sequence[Sequence[float]]]]) -> dict[str, Any]:
-    """Of each time over ranks, from each rank's median over all its samples, ``[rank][burst][sample]``."""
+Samples = dict[str, list[list[list[float]]]]  # by time's name: [rank][burst][sample]
+
+
+def spreads(samples: Samples) -> dict[str, Any]:
+    """Of each time over ranks, from each rank's median over all its samples."""
     medians = {
         name: [statistics.median(value for burst in rank for value in burst) for rank in ranks]
         for name, ranks in samples.items()
@@ -65,7 +66,7 @@ def spreads(samples: Mapping[str, Sequence[Sequence[Sequence[float]]]]) -> dict[
     return {name: Spread.over(values) for name, values in medians.items()}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankCheck:
     """What one rank found when it compared its results with the float32 oracle."""
 
@@ -86,7 +87,7 @@ class RankCheck:
     """Whether the results of integer data matched bit for bit."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
     """The check of all ranks: passed where every rank's passed."""
 
@@ -116,12 +117,24 @@ class Check:
         )
 
 
+def quartiles(bursts: Sequence[Sequence[float]]) -> list[float]:
+    """Of all samples: three numbers; of three samples these themselves, of none none."""
+    values = [value for burst in bursts for value in burst]
+    if len(values) == 3:
+        # They may be quartiles already.
+        return sorted(values)
+    if len(values) < 2:
+        return values * 3
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return [lower, median, upper]
+
+
 def _largest(values: Sequence[float]) -> float:
     """The maximum; NaN where one is NaN, which ``max`` may lose."""
     return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Derived:
     """Figures computed from the headline time (maximum over ranks of ``in_graph_us``); ``None``: not known here."""
 
@@ -139,7 +152,7 @@ class Derived:
     """That ``local`` plus 6 us for each of the D - 1 exchanges."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Telemetry:
     """GPU state of one rank while the case was timed, from NVML; medians of the samples."""
 
@@ -153,7 +166,7 @@ class Telemetry:
     throttle_reasons: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One line of the journal: a case, an implementation, its check and, where that passed, its times."""
 
@@ -161,7 +174,7 @@ class Row:
     implementation: str
     """What really ran: never ``auto``."""
     requested: str
-    """What the config asked for; ``baseline`` for the rows beside it, ``CANDIDATE`` and its round for a tuner's."""
+    """What the config asked for; ``baseline`` for the rows beside it."""
     reason: str | None = None
     """Why ``auto`` took this implementation, or why a baseline could not run."""
     config: dict[str, Any] | None = None
@@ -176,14 +189,17 @@ class Row:
     """Raw times by name: ``[rank][burst][sample]``."""
     kernels_us: dict[str, float] = dataclasses.field(default_factory=dict)
     """Median time of each device kernel of a call by name, on the rank whose sum is largest."""
-    timeline: tuple[tuple[StepTimes, ...], ...] = ()
-    """Of ``mosaic_gpu`` over several ranks: each rank's device steps in one call, from stamps that the kernel wrote."""
+    timeline: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list)
+    """Of ``mosaic_gpu`` over several ranks: each rank's device steps in one call, from stamps that the kernel wrote;
+    the fields of ``cmkernel.timeline.StepTimes``, whose import would need jax."""
     derived: Derived | None = None
     telemetry: tuple[Telemetry, ...] = ()
     time: str = ""
     """When the row was made: ISO 8601, UTC."""
     attempt: int = 1
     """Which gang of the job measured it: one more after each restart, and after each ``resume``."""
+    island: str | None = None
+    """Which one measured it, with ``cluster.world=per_island``; ``case.num_ranks`` is the number of its ranks."""
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -199,10 +215,36 @@ class Row:
         return self.check is not None and not self.check.passed
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether it stands beside the row of ``kernel.implementation``, of which a case has one."""
+        return self.requested == BASELINE
+
+    @property
     def headline_us(self) -> float | None:
         """Maximum over ranks of the headline time, or ``None`` where the check failed."""
         spread: Spread | None = getattr(self, HEADLINE)
         return spread.max if spread else None
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether it is one of the tuner's."""
+        return self.requested.startswith(CANDIDATE)
+
+    def condensed(self, *, of_verdict: bool = False) -> Row:
+        """The row without its bulk: of each rank's samples their median, and of the headline time the quartiles.
+
+        A candidate keeps its samples: it has few of them, and the tuner compares them burst by burst. ``of_verdict``
+        leaves out what no verdict needs: the other times' samples, telemetry.
+        """
+        samples = self.samples_us
+        if not self.is_candidate:
+            samples = {
+                name: [[quartiles(rank) if name == HEADLINE else quartiles(rank)[1:2]] for rank in ranks]
+                for name, ranks in self.samples_us.items()
+                if name == HEADLINE or not of_verdict
+            }
+        telemetry = () if of_verdict else self.telemetry
+        return dataclasses.replace(self, samples_us=samples, kernels_us={}, timeline=[], telemetry=telemetry)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -223,17 +265,8 @@ class Row:
             data["check"] = Check(**{**check, "failed_ranks": tuple(check["failed_ranks"])})
         for name in TIMES:
             data[name] = Spread(**data[name]) if data.get(name) else None
-        data["timeline"] = _timeline(data.get("timeline", ()))
         data["derived"] = Derived(**data["derived"]) if data.get("derived") else None
         data["telemetry"] = tuple(
             Telemetry(**{**t, "throttle_reasons": tuple(t["throttle_reasons"])}) for t in data.get("telemetry", ())
         )
         return cls(**data)
-
-
-def _timeline(ranks: Sequence[Sequence[dict[str, Any]]]) -> tuple[tuple[StepTimes, ...], ...]:
-    if not ranks:
-        return ()
-    from cmkernel.timeline import StepTimes
-
-    return tuple(tuple(StepTimes.from_json(step) for step in rank) for rank in ranks)

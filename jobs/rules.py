@@ -10,11 +10,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cmkernel.config import CONFIG_TYPES
 from jobs.errors import UsageError
-from jobs.settings import BASELINES, KernelSettings, Settings, kernel_config, kernel_config_name
+from jobs.settings import BASELINES, Fault, KernelSettings, Settings, World, kernel_config, kernel_config_name
 
 _POSITIVE = {
     "cluster": (
         "num_ranks",
+        "outlier_z",
         "gpus_per_host",
         "connect_timeout_s",
         "placement_timeout_s",
@@ -26,7 +27,7 @@ _POSITIVE = {
         "nic_gbps",
         "nics_per_host",
     ),
-    "timing": ("bursts", "iterations", "chain_length", "chains", "chain_repeats", "profiled_calls"),
+    "timing": ("bursts", "iterations", "chain_length", "chains", "chain_repeats", "profiled_calls", "soak_minutes"),
     "check": ("calls",),
     "wandb": ("init_timeout_s", "finish_timeout_s"),
     "tuning": ("max_candidates", "bursts", "chains"),
@@ -68,6 +69,18 @@ def _validate(settings: Settings) -> None:
                 raise UsageError(f"{group}.{name}={value} must be greater than 0")
     if settings.timing.warmup < 1:
         raise UsageError(f"timing.warmup={settings.timing.warmup} must be at least 1: the first call compiles")
+    if (after := settings.check.fault_after) is not None and (
+        after < 0 or settings.check.fault is Fault.none or settings.timing.soak_minutes is None
+    ):
+        raise UsageError(
+            f"check.fault_after={after} must be at least 0, and needs check.fault and timing.soak_minutes: it is the "
+            "iteration of the soak from which on the fault is there"
+        )
+    if settings.cluster.world is World.per_island and settings.cluster.gpus_per_host is not None:
+        raise UsageError(
+            f"cluster.gpus_per_host={settings.cluster.gpus_per_host} has no meaning with cluster.world=per_island: "
+            "cluster.num_ranks is the size of an island"
+        )
     if settings.cluster.max_restarts < 0:
         raise UsageError(f"cluster.max_restarts={settings.cluster.max_restarts} must be at least 0")
     if not 0 < settings.cluster.gpu_memory_fraction <= 1:

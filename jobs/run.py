@@ -8,35 +8,46 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from jobs.attempts import Attempts, attempts_of, members_by_attempt
+from jobs.attempts import Attempts, attempts_of, members_of
 from jobs.benchmark import Benchmark
-from jobs.errors import EXIT_CHECK_FAILED, JobStopped, UsageError
+from jobs.errors import JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import Cluster, submission_id, submitted_git_sha
+from jobs.gang.island import Island, cut
 from jobs.gang.signals import stop_on_signals
 from jobs.gang.warm_gang import WarmGang
-from jobs.hosts import refuse_unfit_hosts
+from jobs.hosts import nvlink_domains, refuse_unfit_hosts
+from jobs.islands import Islands
 from jobs.measure import torch_fused
 from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case, Row
-from jobs.results import table
 from jobs.results.environment import environment, short_sha
-from jobs.results.journal import Journal, read
+from jobs.results.journal import JOURNAL_NAME, Journal, iterate, iterate_soak
+from jobs.results.ledger import Ledger
 from jobs.results.outcome import Outcome
+from jobs.results.progress import Progress
 from jobs.results.resume import continued
 from jobs.results.run_dir import RunDir
+from jobs.results.soaking import Point
+from jobs.results.verdict import judge
 from jobs.results.wandb_sink import WandbSink
 from jobs.rules import to_settings
-from jobs.settings import Settings
+from jobs.settings import Settings, World
+from jobs.soak import soak_s
 
 logger = logging.getLogger(__name__)
+
+# The report reads all samples at once, and the driver of many islands shall not need the memory for them.
+MAX_REPORTED_MIB = 256
 
 
 def run(config: DictConfig, warm: WarmGang, kind: type[Benchmark] = Benchmark) -> Outcome:
@@ -61,7 +72,9 @@ def run(config: DictConfig, warm: WarmGang, kind: type[Benchmark] = Benchmark) -
             if settings.resume is None:
                 run_dir.write_config(settings)
             else:
-                outcome.rows += read(run_dir.journal_path)
+                outcome.rows += (row.condensed() for row in iterate(run_dir.journal_path))
+                slices, outlier_z = iterate_soak(run_dir.soak_path), settings.cluster.outlier_z
+                outcome.soak += (Point.of(found, outlier_z=outlier_z) for found in slices)
             with outcome.recording():
                 _measure(settings, kind, run_dir, journal, outcome, warm)
             # Here the gang is gone and its GPUs are free: W&B may take its time.
@@ -80,16 +93,21 @@ def _measure(
         cluster = stack.enter_context(warm.connected(settings.cluster, *others, point=_point()))
         # Again, as ray.init() puts its own handler in the place of ours.
         stack.enter_context(stop_on_signals())
-        cases = _cases(settings, cluster, outcome.rows)
+        settings = _with_ranks(settings, outcome.rows)
+        islands = _islands(settings, cluster, outcome.rows)
+        cases = _cases(settings, cluster, islands, outcome.rows)
         refuse_unsupported(settings, cases, cluster)
         # Rows of another kind of job are refused, before W&B's run of them is touched.
         kind.unfinished(settings, cases, outcome.rows)
         earlier = run_dir.read_environment() if settings.resume else {}
-        about = {**environment(submitted_git_sha()), "versions": refuse_unfit_hosts(cluster), **attempts_of(earlier)}
-        # A resumed job continues the W&B run under the name that it has, in its group.
-        about |= {
+        about = {
+            **environment(submitted_git_sha()),
+            "versions": refuse_unfit_hosts(cluster),
+            "outlier_z": settings.cluster.outlier_z,
+            # A resumed job continues the W&B run under the name that it has, in its group.
             "wandb_name": earlier.get("wandb_name", _name(run_dir)),
             "wandb_group": earlier.get("wandb_group", submission_id() or _multirun()),
+            **_attempts(earlier, islands),
         }
         outcome.wandb = WandbSink.start(
             settings.wandb,
@@ -107,24 +125,74 @@ def _measure(
         )
         about["wandb_id"] = outcome.wandb.run_id
         run_dir.write_environment(about)
-        members = members_by_attempt(earlier)
-        outcome.wandb.replay([(row, members.get(row.attempt, ())) for row in outcome.rows])
+        outcome.wandb.replay([(row, members_of(row, earlier)) for row in outcome.rows])
         overrides = " ".join(HydraConfig.get().overrides.task)
         print(f"# Overrides: {overrides or 'none'}", flush=True)
         if settings.resume:
             print(f"# Resumed  : {settings.resume}, {len(outcome.rows)} rows are there", flush=True)
-        attempts = Attempts(
-            cluster, warm, settings, cases, kind=kind, journal=journal, run_dir=run_dir, outcome=outcome, about=about
+        soak_journal = stack.enter_context(Journal(run_dir.soak_path)) if soak_s(settings) else None
+        ledger = Ledger(
+            journal,
+            outcome,
+            stack.enter_context(Progress(sys.stdout)),
+            soak_journal=soak_journal,
+            outlier_z=settings.cluster.outlier_z,
         )
-        attempts.run()
+        common: dict[str, Any] = {"ledger": ledger, "run_dir": run_dir, "environment": about, "kind": kind}
+        if not islands:
+            Attempts(cluster, warm, settings, cases, **common, about=about).run()
+            return
+        print(
+            f"# Islands  : {len(islands)} of {islands[0].num_ranks} ranks, all at once: {_named(islands)}", flush=True
+        )
+        Islands(
+            [
+                Attempts(cluster, warm, settings, cases, **common, about=part, island=island)
+                for island, part in zip(islands, about["islands"], strict=True)
+            ],
+            outcome,
+        ).run()
+        if outcome.error is not None:
+            # Nor does the next point of a multirun meet what an island's error may have left behind.
+            warm.close()
 
 
-def _cases(settings: Settings, cluster: Cluster, rows: Sequence[Row]) -> tuple[Case, ...]:
-    """All cases of the job; the ``rows`` of a resumed one decide the number of ranks."""
-    if rows:
-        settings = dataclasses.replace(settings)
-        settings.cluster = dataclasses.replace(settings.cluster, num_ranks=rows[0].case.num_ranks)
-    num_ranks = default_num_ranks(cluster, settings.cluster)
+def _with_ranks(settings: Settings, rows: Sequence[Row]) -> Settings:
+    """The ``rows`` of a resumed job decide the number of ranks."""
+    if not rows:
+        return settings
+    cluster = dataclasses.replace(settings.cluster, num_ranks=rows[0].case.num_ranks)
+    return dataclasses.replace(settings, cluster=cluster)
+
+
+def _islands(settings: Settings, cluster: Cluster, rows: Sequence[Row]) -> tuple[Island, ...]:
+    """Those of the job; none where all ranks are one world."""
+    if settings.cluster.world is World.whole:
+        return ()
+    islands = cut(cluster.nodes, nvlink_domains(cluster), settings.cluster)
+    if strays := {str(row.island) for row in rows} - {island.name for island in islands}:
+        raise UsageError(
+            f"resume={settings.resume}: its journal has rows of island {min(strays)}; here are {_named(islands)}"
+        )
+    return islands
+
+
+def _named(islands: Sequence[Island]) -> str:
+    rest = len(islands) - 8
+    return ", ".join(island.name for island in islands[:8]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _attempts(earlier: dict[str, Any], islands: Sequence[Island]) -> dict[str, Any]:
+    """What environment.json begins with: the attempts so far, of each island where there are some."""
+    if not islands:
+        return attempts_of(earlier)
+    known = {part["island"]: part for part in earlier.get("islands", ())}
+    return {"islands": [{"island": island.name, **attempts_of(known.get(island.name, {}))} for island in islands]}
+
+
+def _cases(settings: Settings, cluster: Cluster, islands: Sequence[Island], rows: Sequence[Row]) -> tuple[Case, ...]:
+    """All cases of the job: each island's, where there are some."""
+    num_ranks = islands[0].num_ranks if islands else default_num_ranks(cluster, settings.cluster)
     cases = expand(resolve_problem(settings.problem, on_gpus=cluster.on_gpus), num_ranks)
     if stray := {row.case for row in rows} - set(cases):
         raise UsageError(
@@ -136,20 +204,14 @@ def _cases(settings: Settings, cluster: Cluster, rows: Sequence[Row]) -> tuple[C
 
 def _conclude(settings: Settings, outcome: Outcome) -> None:
     """The verdict over all rows, and everything handed over to W&B."""
-    failed = [row for row in outcome.rows if row.failed]
-    if failed:
-        named = ", ".join(f"{row.implementation} on {row.case}" for row in failed)
-        outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
-    for line in table.footer_lines(outcome.rows):
-        print(line, flush=True)
+    more = judge(outcome, settings)
     # A job that was told to stop has no time left.
     pictures: dict[Path, str] = {}
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
             pictures = _report(outcome)
     if outcome.wandb:
-        restarts = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
-        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=restarts, pictures=pictures)
+        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=more, pictures=pictures)
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)
@@ -162,6 +224,11 @@ def _report(outcome: Outcome) -> dict[Path, str]:
     """
     assert outcome.run_dir
     try:
+        size_mib = (outcome.run_dir / JOURNAL_NAME).stat().st_size / 2**20
+        if size_mib > MAX_REPORTED_MIB:
+            command = f"python -m jobs.report {outcome.run_dir}"
+            print(f"# Report  : {size_mib:.0f} MiB of rows are left to {command}", flush=True)
+            return {}
         # Late: matplotlib is for this alone, and nothing else may depend on it.
         from jobs.results.recorded_run import read_run
         from jobs.results.report import write_report

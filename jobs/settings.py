@@ -25,6 +25,13 @@ class ClusterMode(Enum):
     ray = "ray"
 
 
+class World(Enum):
+    """What is one ``jax.distributed`` world."""
+
+    whole = "whole"
+    per_island = "per_island"
+
+
 class WandbMode(Enum):
     """What W&B does."""
 
@@ -121,8 +128,14 @@ class ClusterSettings:
     """auto: the cluster of RAY_ADDRESS where that is set, else a local Ray."""
     address: str | None = None
     """host:port of a cluster; null: RAY_ADDRESS."""
+    world: World = World.whole
+    """whole: all ranks are one gang. per_island: a gang for each NVLink domain (on CPUs: each host), all at once on the
+    same cases; each row has its island, and slow islands and ranks end the job with exit code 1."""
     num_ranks: int | None = None
-    """null: every GPU of the cluster, or 4 CPU ranks where there is none."""
+    """null: every GPU of the cluster, or 4 CPU ranks where there is none. With per_island: the ranks of each island; a
+    domain with room for several is several islands; null: one island a domain, of all its GPUs (CPUs, 4 at most)."""
+    outlier_z: float = 3.5
+    """An island or a rank whose robust z-score exceeds this is an outlier; only with per_island."""
     gpus_per_host: int | None = None
     """GPUs taken on each host; null: all of a host, as the ranks need."""
     connect_timeout_s: float = 8.0
@@ -140,7 +153,7 @@ class ClusterSettings:
     """How often a fresh gang takes over from one that was lost: a rank or a node died, or it hangs. 0: never."""
     reuse_gang: bool = True
     """Points of a multirun with the same ``cluster`` settings share a gang. false: each starts its own, where how far
-    gangs differ is part of the question."""
+    gangs differ is part of the question. With per_island each point starts its own in any case."""
     heartbeat_timeout_s: int = 10
     """The driver and jax.distributed give a rank up that has been silent for this time: frozen, or cut off."""
     link_gbps: float | None = None
@@ -175,6 +188,9 @@ class TimingSettings:
     timeline: bool = True
     """Whether ``mosaic_gpu`` also writes down when its CTAs multiplied, waited and sent, for a picture; takes another
     two seconds of compilation a case."""
+    soak_minutes: float | None = None
+    """After the measurement the cases are repeated for so long, with ``kernel.implementation`` alone: fresh data and a
+    check in every iteration, times and memory recorded in soak.jsonl. May be a fraction; null: no soak."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
     """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
     ppermute_two_level; xla and xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and
@@ -191,6 +207,8 @@ class CheckSettings:
     """Back-to-back calls with fresh normal data; one more call has integer data and must match exactly."""
     fault: Fault = Fault.none
     """Plants a fault in the results of ``kernel.implementation`` before they are checked: the job must exit 1."""
+    fault_after: int | None = None
+    """Plants it in the soak instead, after so many iterations of a case; null: in the check before the times."""
 
 
 @dataclass
@@ -278,7 +296,5 @@ def kernel_config_name(implementation: Implementation) -> str:
 LOCALS = ("local", "local_cublas")
 # All-gather, then the multiply; the faster one of those measured is what speedups are over.
 GATHERS = ("xla", "xla_cublas")
-BASELINES = (
-    *("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level"),
-    *(*GATHERS, *LOCALS, "jax_ring", "torch_fused"),
-)
+_RINGS = ("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level")
+BASELINES = (*_RINGS, *GATHERS, *LOCALS, "jax_ring", "torch_fused")

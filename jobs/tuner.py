@@ -30,10 +30,10 @@ from jobs.candidate import (
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.cluster import submission_id
 from jobs.measure.programs import Opened, Request
-from jobs.records import CANDIDATE, HEADLINE, Case, Row, Telemetry, spreads
+from jobs.records import HEADLINE, Case, Row, Telemetry, spreads
 from jobs.results.run_dir import absolute
 from jobs.results.steps import Step, burst_name, round_name, tuning_steps
-from jobs.settings import Implementation, Settings, kernel_config
+from jobs.settings import Implementation, Settings, World, kernel_config
 from jobs.tables import read_table
 
 TABLE_NAME = "tuned.jsonl"
@@ -48,9 +48,13 @@ class Tuner(Benchmark):
         """With the path of the table.
 
         Raises:
-          UsageError: the implementation has nothing to tune, an option of its config is set, or the table can't be
-            written.
+          UsageError: the implementation has nothing to tune, an option of its config is set, the table can't be
+            written, or islands or a soak are asked for.
         """
+        if settings.cluster.world is World.per_island:
+            raise UsageError("cluster.world=per_island is not for jobs.tune, which tunes over one gang: use whole")
+        if (minutes := settings.timing.soak_minutes) is not None:
+            raise UsageError(f"timing.soak_minutes={minutes} is for jobs.bench: jobs.tune has no soak, leave it out")
         kernel = settings.kernel
         if kernel.implementation not in _TUNED:
             raise UsageError(
@@ -87,7 +91,7 @@ class Tuner(Benchmark):
         Raises:
           UsageError: the rows are those of another kind of job.
         """
-        if not all(row.requested.startswith(CANDIDATE) for row in rows):
+        if not all(row.is_candidate for row in rows):
             raise UsageError(f"resume={settings.resume} is a run directory of jobs.bench, not of jobs.tune")
         finished = {row.case for row in rows if ends_case(row)}
         return [case for case in cases if case not in finished]
@@ -146,7 +150,7 @@ class Tuner(Benchmark):
 
     @functools.cached_property
     def _num_sms(self) -> int | None:
-        found = self._call("num_sms", doing="asking for the number of SMs")
+        found = self.call("num_sms", doing="asking for the number of SMs")
         if len(set(found)) > 1:
             raise InfrastructureError(f"ranks have GPUs with {sorted(set(found))} SMs; ranks must be alike")
         return found[0]
@@ -170,12 +174,12 @@ class Tuner(Benchmark):
         ready = [c for c, o in zip(candidates, opened, strict=True) if self._is_ready(case, c, o, number)]
         if candidates[0].check is None:
             raise UsageError(f"{case}: {self._implementation} can't be tuned: {candidates[0].reason}")
-        self._call("start_sampling", doing="starting NVML")
+        self.call("start_sampling", doing="starting NVML")
         if candidates[0] in ready:
             self._race(case, ready, number)
-        telemetry = tuple(t for t in self._call("stop_sampling", doing="stopping NVML") if t is not None)
+        telemetry = tuple(t for t in self.call("stop_sampling", doing="stopping NVML") if t is not None)
         self._check_fastest(case, [c for c in ready if c.samples], number)
-        self._call("close_case", doing=f"closing {case}")
+        self.call("close_case", doing=f"closing {case}")
         rows = [self._row(case, c, requested, telemetry) for c in candidates[1:]]
         return self._with_derived([*rows, self._row(case, candidates[0], requested + REFERENCE, telemetry)])
 
@@ -184,7 +188,7 @@ class Tuner(Benchmark):
         self._begin(Step(case, round_name(number, candidate.label)), str(candidate))
         refusal = None if opened.runs else opened.reason
         if refusal is None:
-            refusal = self._first(self._call("try_chain", candidate.label, doing=f"compiling a candidate on {case}"))
+            refusal = self._first(self.call("try_chain", candidate.label, doing=f"compiling a candidate on {case}"))
         if refusal is not None:
             candidate.reason = refusal
             return False
@@ -206,7 +210,7 @@ class Tuner(Benchmark):
             self._begin(Step(case, round_name(number, burst_name(burst, tuning.bursts))), None, fastest)
             first = burst % len(racing)
             for candidate in racing[first:] + racing[:first]:
-                ranks = self._call("burst", candidate.label, burst, timing, doing=f"timing a candidate on {case}")
+                ranks = self.call("burst", candidate.label, burst, timing, doing=f"timing a candidate on {case}")
                 for samples, times in zip(candidate.samples, ranks, strict=True):
                     samples.append(times[HEADLINE])
             if burst + 1 == tuning.bursts:
@@ -240,7 +244,7 @@ class Tuner(Benchmark):
             samples_us=samples,
             telemetry=telemetry if candidate.check else (),
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            attempt=self._attempt,
+            attempt=self.attempt,
             **spreads(samples),
         )
 

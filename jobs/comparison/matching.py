@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from jobs.comparison.loading import Run
-from jobs.records import CANDIDATE, Row
+from jobs.records import Row
 
 _REASON_WIDTH = 160
 Samples = list[list[list[float]]]
@@ -79,7 +79,7 @@ class _Side:
                         unusable.setdefault(f"{key}: {reason}", []).append(str(run.path))
                     else:
                         usable.append(row.samples_us[metric])
-                    if row.failed and not row.requested.startswith(CANDIDATE):
+                    if row.failed and not row.is_candidate:
                         self.failed.add(key)
                     configs = self.configs.setdefault(key, [])
                     if row.config and row.config not in configs:
@@ -129,7 +129,7 @@ def _by_key(run: Run) -> dict[Key, list[Row]]:
 
 
 def _unusable(row: Row, metric: str) -> str | None:
-    if row.requested.startswith(CANDIDATE):
+    if row.is_candidate:
         return "candidates of jobs.tune, which differ in their configs"
     if row.check is None:
         return "not run: " + textwrap.shorten(row.reason or "", _REASON_WIDTH, placeholder=" ...")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import threading
@@ -21,6 +22,7 @@ from jobs.gang.capacity import await_capacity
 from jobs.gang.cluster import Cluster
 from jobs.gang.failures import RankFailed
 from jobs.gang.heartbeats import Heartbeats
+from jobs.gang.island import Island
 from jobs.gang.member import NOWHERE, Failure, Member, Place, Report, Setup
 from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, refuse_unhealthy_gpus, ring_order
 from jobs.gang.placement import Placement
@@ -64,6 +66,7 @@ class Gang:
         settings: ClusterSettings,
         num_ranks: int,
         *,
+        island: Island | None = None,
         session: str = SESSION,
         stacks_path: Path | None = None,
     ) -> Gang:
@@ -73,6 +76,7 @@ class Gang:
           cluster: where.
           settings: time limits, GPUs per host, and XLA's share of GPU memory.
           num_ranks: one for each actor.
+          island: where exactly; ``None``: wherever there is room.
           session: ``module:Class`` of what ``call`` calls, importable on every node.
           stacks_path: file for the stacks of a gang that hangs; ``None``: they are logged.
 
@@ -85,7 +89,8 @@ class Gang:
           RankFailed: the session could not be built.
         """
         limit_s = settings.placement_timeout_s
-        shape = await_capacity(cluster, limit_s, lambda nodes: plan(nodes, settings, num_ranks))
+        fit = island.shape if island else functools.partial(plan, settings=settings, num_ranks=num_ranks)
+        shape = await_capacity(cluster, limit_s, fit)
         placement = Placement.reserve(cluster.nodes, shape, timeout_s=limit_s)
         gang = cls(placement, settings.stall_timeout_s or math.inf, stacks_path)
         try:

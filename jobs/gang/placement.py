@@ -15,6 +15,9 @@ from jobs.gang.shape import Node, Shape, describe
 
 logger = logging.getLogger(__name__)
 
+# A label that Ray gives to each node.
+_NODE_LABEL = "ray.io/node-id"
+
 
 class Placement:
     """Resources that are reserved for a gang."""
@@ -30,7 +33,8 @@ class Placement:
         Raises:
           NoCapacity: they weren't free within ``timeout_s`` seconds.
         """
-        placement = cls(placement_group(shape.bundles, strategy=shape.strategy), shape)
+        where = [{_NODE_LABEL: node_id} for node_id in shape.node_ids] or None
+        placement = cls(placement_group(shape.bundles, strategy=shape.strategy, bundle_label_selector=where), shape)
         try:
             answer = Answers({0: placement._group.ready()}).next(time.monotonic() + timeout_s)
             if answer and not answer.error:

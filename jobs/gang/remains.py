@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -28,11 +28,12 @@ Remains = tuple[list[int], list[str]]
 """Processes that don't end, GPUs whose memory isn't free."""
 
 
-def await_gone(cluster: Cluster, places: Sequence[Place]) -> None:
+def await_gone(cluster: Cluster, places: Sequence[Place], *, hosts: Collection[str] | None = None) -> None:
     """Wait until the gang that ran at ``places`` is gone, and every node that Ray counts on answers.
 
     A node that doesn't answer may be cut off: Ray would still start ranks there, so it must answer or be declared dead
-    first. A GPU whose memory isn't given back is only warned of: somebody else may have it.
+    first. A GPU whose memory isn't given back is only warned of: somebody else may have it. Where the next gang is
+    tied to some ``hosts``, their nodes alone must answer.
 
     Raises:
       InfrastructureError: a process outlives SIGKILL, or a node neither answers nor is declared dead; they are named.
@@ -40,7 +41,7 @@ def await_gone(cluster: Cluster, places: Sequence[Place]) -> None:
     """
     deadline = time.monotonic() + TIMEOUT_S
     cluster.refresh()
-    nodes = dict(enumerate(cluster.nodes))
+    nodes = dict(enumerate(node for node in cluster.nodes if hosts is None or node.host in hosts))
     answers = Answers({index: _ask(node, places) for index, node in nodes.items()})
     waiting = set(nodes)
     while waiting:

@@ -37,6 +37,8 @@ class Shape:
     strategy: str
     """A placement group's strategy."""
     on_gpus: bool
+    node_ids: tuple[str, ...] = ()
+    """Where each bundle must lie; empty: Ray chooses."""
 
     @property
     def num_ranks(self) -> int:

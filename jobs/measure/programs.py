@@ -14,6 +14,7 @@ from cmkernel import hardware, xla
 from cmkernel.config import CONFIG_TYPES, to_plain
 from jobs.measure import jax_ring, torch_fused
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
+from jobs.records import BASELINE
 from jobs.settings import LOCALS
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from jobs.measure.layout import Layout
 
-BASELINE = "baseline"
 # XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 _BY_CUBLAS = ("local_cublas", "xla_cublas")

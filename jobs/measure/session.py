@@ -24,9 +24,11 @@ from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.pulse import PULSE
 from jobs.measure.ring_stamps import RING, RingStamps
+from jobs.measure.soak import soak
 from jobs.measure.telemetry import Sampler, nvlink_name
 from jobs.records import Case, RankCheck, Telemetry
 from jobs.settings import Fault, TimingSettings
+from jobs.soak_record import RankSlice
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +135,21 @@ class Session:
         case = self._opened()
         subject = Subject(case.programs[implementation], case.case, self.mesh, self.rank, fault)
         return check(subject, calls=calls, num_sets=len(case.sets), chain_length=chain_length, seed=seed)
+
+    def soak(
+        self, implementation: str, iterations: int, seed: int, fault: Fault, fault_from: int, compiles: bool
+    ) -> RankSlice:
+        """So many calls with fresh data, each one checked and, but for those that compile, timed."""
+        case = self._opened()
+        subject = Subject(case.programs[implementation], case.case, self.mesh, self.rank, fault)
+        return soak(
+            subject,
+            iterations=iterations,
+            seed=seed,
+            fault_from=fault_from,
+            compiles=compiles,
+            align=self._align_ranks,
+        )
 
     def warm_up(self, implementation: str, calls: int) -> None:
         """Run both programs, which the check has compiled; with ``calls=0`` the chain alone."""

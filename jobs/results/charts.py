@@ -86,9 +86,9 @@ def _ranks(per_rank_lines: Sequence[Sequence[Any]]) -> Chart:
         if line[time] is not None:
             groups.setdefault(tuple(line[:key]), []).append(line)
     lines = []
-    for (name, m_shard, k, n_shard, dtype, implementation), of_row in groups.items():
+    for (name, m_shard, k, n_shard, dtype, implementation, island), of_row in groups.items():
         middle_us = statistics.median(line[time] for line in of_row)
-        label = f"{name} {m_shard}x{k}x{n_shard} {dtype} {implementation}"
+        label = f"{name} {m_shard}x{k}x{n_shard} {dtype} {implementation}" + (f" {island}" if island else "")
         lines += [[line[rank], 100 * (line[time] / middle_us - 1), label] for line in of_row if len(of_row) > 1]
     y = "deviation_pct"
     return Chart("ranks", "scatter", "Ranks: deviation from the median of all", "rank", y, ("rank", y, "case"), lines)

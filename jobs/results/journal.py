@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,10 +20,12 @@ from typing import Any
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records import TIMES, Case, Row
 from jobs.results.json_safe import json_safe, revive_floats
+from jobs.soak_record import SoakSlice
 
 logger = logging.getLogger(__name__)
 
 JOURNAL_NAME = "results.jsonl"
+SOAK_NAME = "soak.jsonl"
 # Parts of a row that hold numbers and no strings.
 _NUMBERS = ("check", *TIMES, "samples_us", "kernels_us", "derived")
 
@@ -58,7 +60,7 @@ class Journal:
             logger.warning("%s: cut off a last line without its end", path)
             os.ftruncate(self._fd, whole)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: Row | SoakSlice) -> None:
         """Write ``row`` as one line; when this returns, it is on the disk.
 
         Raises:
@@ -91,35 +93,45 @@ class Journal:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of the journal at ``path``, in their order.
+    """The rows of the journal at ``path``, as ``iterate`` gives them."""
+    return list(iterate(path))
+
+
+def iterate(path: Path) -> Iterator[Row]:
+    """The rows of the journal at ``path``, in their order, one at a time: a row may have megabytes of samples.
 
     A last line without its end is what a crash leaves: it is left out, with a warning.
 
     Raises:
       UsageError: the file can't be read, or a line is no row of this format; the line is named.
     """
+    return _iterate(path, _row)
+
+
+def iterate_soak(path: Path) -> Iterator[SoakSlice]:
+    """The slices of the soak's journal at ``path``, one at a time; none where there is no such file.
+
+    Raises: what ``iterate`` raises.
+    """
+    return _iterate(path, _slice) if path.exists() else iter(())
+
+
+def _iterate[T](path: Path, parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:
     try:
-        *lines, rest = path.read_bytes().split(b"\n")
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    logger.warning("%s: line %d has no end and is left out", path, number)
+                    return
+                yield _parsed(line, f"{path}:{number}", parse)
     except OSError as error:
         raise UsageError(f"{path}: can't be read ({error.strerror})") from error
-    if rest:
-        logger.warning("%s: line %d has no end and is left out", path, len(lines) + 1)
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(_row(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path}:{number}: not a row ({type(error).__name__}: {error})") from error
-    return rows
 
 
-def finished_cases(rows: Iterable[Row], *, requested: str, baselines: Collection[str]) -> set[Case]:
-    """Cases that need not be measured again: all their rows are among ``rows``.
+def finished_cases(rows: Iterable[Row], *, baselines: Collection[str]) -> set[Case]:
+    """Cases that need not be measured again: all their rows are among ``rows``, those of one job.
 
-    Args:
-      rows: of one job.
-      requested: ``kernel.implementation``, whose row each case must have.
-      baselines: implementations that must have a row too.
+    These are that of ``kernel.implementation``, and one for each of ``baselines``.
     """
     by_case: dict[Case, list[Row]] = defaultdict(list)
     for row in rows:
@@ -127,8 +139,15 @@ def finished_cases(rows: Iterable[Row], *, requested: str, baselines: Collection
     return {
         case
         for case, found in by_case.items()
-        if any(row.requested == requested for row in found) and set(baselines) <= {row.implementation for row in found}
+        if not all(row.is_baseline for row in found) and set(baselines) <= {row.implementation for row in found}
     }
+
+
+def _parsed[T](line: bytes, where: str, parse: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        return parse(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where}: not a row ({type(error).__name__}: {error})") from error
 
 
 def _row(data: dict[str, Any]) -> Row:
@@ -138,6 +157,10 @@ def _row(data: dict[str, Any]) -> Row:
         for rank in data.get("telemetry", ())
     ]
     return Row.from_json(data)
+
+
+def _slice(data: dict[str, Any]) -> SoakSlice:
+    return SoakSlice.from_json({**data, "check": revive_floats(data["check"])})
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -13,7 +13,6 @@ from jobs.results.best import best
 Scalar = float | int | str
 STEP = "case/number"
 """What curves are drawn over."""
-_BASELINE = "baseline"
 
 
 class RankInfo(Protocol):
@@ -86,10 +85,11 @@ OF_ROW = (
     Metric("case/num_ranks", "ranks", partial(_case, "num_ranks")),
     Metric("case/implementation", "", lambda row: row.implementation),
     Metric("attempt", "", lambda row: row.attempt),
+    Metric("island", "", lambda row: row.island),
     Metric("gpu/sm_clock_min_mhz", "MHz", partial(_gpus, min, "sm_clock_min_mhz"), is_drawn=True),
     Metric("gpu/power_max_w", "W", partial(_gpus, max, "power_max_w"), is_drawn=True),
 )
-"""What every row has beside ``case/number``, on GPUs also the last two."""
+"""What every row has beside ``case/number``; ``island`` where there are several, on GPUs also the last two."""
 
 SUMMARY_OF_CASE = {
     "best": "",
@@ -111,6 +111,18 @@ SUMMARY_OF_RUN = {
     "restart_s": "s",
 }
 """Units by name."""
+
+SUMMARY_OF_ISLANDS = {"islands": "", "outliers": "", "slowest_island": ""}
+"""Units by name; only where there are islands."""
+
+SUMMARY_OF_SOAK = {
+    "soak/iterations": "",
+    "soak/wrong": "",
+    "soak/slow": "",
+    "soak/largest_growth_mib": "MiB",
+    "soak/largest_drift_pct": "%",
+}
+"""Units by name; only where there was a soak."""
 
 
 def history(row: Row, case_number: int) -> dict[str, Scalar]:
@@ -147,5 +159,5 @@ def tags(row: Row, members: Sequence[RankInfo]) -> list[str]:
     """By which runs are found: the kind of device, and the implementation that the job is about."""
     return [
         *dict.fromkeys(member.device_kind for member in members),
-        *([] if row.requested == _BASELINE else [row.implementation]),
+        *([] if row.is_baseline else [row.implementation]),
     ]

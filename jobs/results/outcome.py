@@ -14,6 +14,7 @@ from jobs.results.result_line import result_line
 
 if TYPE_CHECKING:
     from jobs.records import Row
+    from jobs.results.soaking import Point
     from jobs.results.wandb_sink import WandbSink
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,9 @@ class Outcome:
     run_dir: Path | None = None
     wandb: WandbSink | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
-    """All rows of the journal, those of a job that this one resumes included."""
+    """All rows of the journal, condensed, those of a job that this one resumes included."""
+    soak: list[Point] = dataclasses.field(default_factory=list)
+    """Of each slice of the soak."""
     restarts: int = 0
     restart_s: float = 0.0
     """Seconds from each loss of a gang to the first step of the next one, added up."""
@@ -41,15 +44,15 @@ class Outcome:
             self.status, self.exit_code, self.error = status, exit_code, str(error)
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Turn an exception into the job's status and exit code."""
+    def recording(self, where: str = "") -> Iterator[None]:
+        """Turn an exception into the job's status and exit code; the error begins with ``where``."""
         try:
             yield
         except (JobError, JobStopped) as error:
-            self.end(error.status, error.exit_code, error)
+            self.end(error.status, error.exit_code, f"{where}{error}")
         except Exception as error:
             logger.exception("a bug, or an error that nobody foresaw")
-            self.end("internal_error", EXIT_INFRASTRUCTURE, f"{type(error).__name__}: {error}")
+            self.end("internal_error", EXIT_INFRASTRUCTURE, f"{where}{type(error).__name__}: {error}")
 
     def line(self, **more: Any) -> str:
         """The RESULT line; ``more`` are further keys."""

@@ -10,7 +10,7 @@ from jobs.records import TIMES, Row
 from jobs.results.metrics import RankInfo
 
 COLUMNS = (
-    *("case", "m_shard", "k", "n_shard", "dtype", "implementation", "rank", "host", "device"),
+    *("case", "m_shard", "k", "n_shard", "dtype", "implementation", "island", "rank", "host", "device"),
     *TIMES,
     *("sm_clock_mhz", "power_w", "throttle_reasons"),
 )
@@ -25,7 +25,7 @@ def lines(row: Row, members: Sequence[RankInfo]) -> list[list[Any]]:
         gpu = telemetry.get(member.rank)
         found.append(
             [case.name, case.m_shard, case.k, case.n_shard, case.dtype, row.implementation]
-            + [member.rank, member.host, member.device_kind]
+            + [row.island, member.rank, member.host, member.device_kind]
             + [_median(row, name, member.rank) for name in TIMES]
             + ([gpu.sm_clock_mhz, gpu.power_w, " ".join(gpu.throttle_reasons)] if gpu else [None, None, None])
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TextIO
@@ -14,7 +15,8 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from jobs.results.best import Best
-from jobs.results.steps import Step, time_left_s, told_s
+from jobs.results.steps import Step, told_s
+from jobs.results.track import Track
 
 PLAIN_INTERVAL_S = 5.0
 # The driver shares its host with ranks that are being timed: two redraws a second don't disturb them.
@@ -22,22 +24,18 @@ REFRESHES_PER_SECOND = 2
 
 
 class Progress:
-    """Shows the steps of ``plan`` while the ``with`` block runs, on ``stream``: what runs, time left, best so far.
+    """Shows steps while the ``with`` block runs, on ``stream``: what runs, time left, best so far.
+
+    Several islands have a track each: steps add up, and the time left is that of the one that takes longest. Only one
+    thread at a time may call.
 
     Off a terminal, lines begin with ``#`` as all lines of the table that aren't rows, and come at most once every
     ``PLAIN_INTERVAL_S``.
     """
 
-    def __init__(self, plan: Sequence[Step], stream: TextIO) -> None:
-        self._plan = plan
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        # Places in the plan: of the next step at the earliest, and of the current one.
-        self._next = 0
-        self._place: int | None = None
-        self._expected_s = sum(step.expected_s for step in plan)
-        """Of the current step and all after it."""
-        self._done_expected_s = self._done_s = 0.0
-        self._began_s = 0.0
+        self._tracks: dict[str | None, Track] = defaultdict(Track)
         self._last_line_s: float | None = None
         self._bar: _Bar | None = None
 
@@ -53,7 +51,7 @@ class Progress:
                 refresh_per_second=REFRESHES_PER_SECOND,
                 transient=True,
             )
-            self._task = self._bar.add_task("starting", total=len(self._plan))
+            self._task = self._bar.add_task("starting", total=None)
             self._bar.start()
         return self
 
@@ -63,42 +61,42 @@ class Progress:
             self._bar = None
 
     @property
-    def left_s(self) -> float:
-        """Seconds that are left, by the cost model and by how far it was off until now."""
-        return time_left_s(
-            expected_s=self._expected_s,
-            done_expected_s=self._done_expected_s,
-            done_s=self._done_s,
-            current_s=0.0 if self._place is None else time.monotonic() - self._began_s,
-        )
+    def left_s(self) -> float | None:
+        """Seconds that are left; ``None`` while nothing is expected."""
+        now_s = time.monotonic()
+        # The thread that draws the bar asks too.
+        tracks = list(self._tracks.values())
+        return max((track.left_s(now_s) for track in tracks if not track.is_over), default=None)
 
-    def begin(self, step: Step, text: str, best: Best | None = None) -> None:
+    def expect(self, plan: Sequence[Step], island: str | None = None) -> None:
+        """A gang, that of an ``island``, will come to ``plan``, in the place of what its predecessor hasn't come to."""
+        self._tracks[island].expect(plan)
+        if self._bar:
+            self._bar.update(self._task, total=self._num_steps)
+
+    def begin(self, step: Step, text: str, best: Best | None = None, island: str | None = None) -> None:
         """The step before this one is done, and ``step`` begins; steps of the plan in between are skipped.
 
         Args:
           step: one of the plan, behind the last one; another one counts as part of the step before it.
           text: what people shall read of it.
           best: the fastest implementation of the case so far.
+          island: whose step it is.
         """
         now_s = time.monotonic()
-        ahead = range(self._next, len(self._plan))
-        place = next((place for place in ahead if self._plan[place] == step), None)
-        if place is not None:
-            self._move_to(place, now_s)
-        place = self._place or 0
+        self._tracks[island].begin(step, now_s)
+        numbers = [track.number for track in self._tracks.values()]
         if self._bar:
-            self._bar.update(self._task, completed=place, description=f"{text}; {best}" if best else text)
+            done = sum(max(number - 1, 0) for number in numbers)
+            self._bar.update(self._task, completed=done, description=f"{text}; {best}" if best else text)
         elif self._last_line_s is None or now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
-            parts = [text, f"about {told_s(self.left_s)} left", *([str(best)] if best else [])]
-            print(f"# {place + 1}/{len(self._plan)} {'; '.join(parts)}", file=self._stream, flush=True)
+            parts = [text, f"about {told_s(self.left_s or 0.0)} left", *([str(best)] if best else [])]
+            print(f"# {sum(numbers)}/{self._num_steps} {'; '.join(parts)}", file=self._stream, flush=True)
 
-    def _move_to(self, place: int, now_s: float) -> None:
-        if self._place is not None:
-            self._done_expected_s += self._plan[self._place].expected_s
-            self._done_s += now_s - self._began_s
-        self._expected_s -= sum(passed.expected_s for passed in self._plan[self._place or 0 : place])
-        self._place, self._next, self._began_s = place, place + 1, now_s
+    @property
+    def _num_steps(self) -> int:
+        return sum(track.num_steps for track in self._tracks.values())
 
     def print(self, line: str) -> None:
         """A line that stays, at once: above the bar where there is one."""
@@ -123,4 +121,5 @@ class _TimeLeftColumn(ProgressColumn):
         self._progress = progress
 
     def render(self, task: Task) -> Text:
-        return Text(f"about {told_s(self._progress.left_s)} left")
+        left_s = self._progress.left_s
+        return Text("" if left_s is None else f"about {told_s(left_s)} left")

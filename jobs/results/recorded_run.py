@@ -10,7 +10,9 @@ from typing import Any
 
 from jobs.errors import UsageError
 from jobs.records import Row
-from jobs.results.journal import JOURNAL_NAME, read
+from jobs.results.journal import JOURNAL_NAME, SOAK_NAME, iterate_soak, read
+from jobs.results.robust import DEFAULT_OUTLIER_Z
+from jobs.results.soaking import Point
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,16 +25,25 @@ class RecordedRun:
     """``environment.json``; empty where there is none."""
     config: str
     """``config.yaml`` as it was written; empty where there is none."""
+    soak: tuple[Point, ...] = ()
+    """The slices of its soak, where it had one."""
 
     @property
     def members(self) -> list[dict[str, Any]]:
-        """The ranks of the last gang, in their order."""
-        return list(self.environment.get("members", ()))
+        """The ranks of the last gang, in their order; with islands, of each one's."""
+        gangs = self.environment.get("islands", [self.environment])
+        return [member for gang in gangs for member in gang.get("members", ())]
 
-    def members_of(self, attempt: int) -> list[dict[str, Any]]:
-        """The ranks of one of the job's gangs; a job that never lost one may not number it."""
-        gangs = [self.environment, *self.environment.get("earlier_attempts", ())]
-        return next((gang.get("members", []) for gang in gangs if gang.get("attempt", 1) == attempt), [])
+    def members_of(self, row: Row) -> list[dict[str, Any]]:
+        """The ranks of the gang that measured ``row``; a job that never lost one may not number it."""
+        islands = self.environment.get("islands", [self.environment])
+        gangs = [
+            gang
+            for island in islands
+            if island.get("island") == row.island
+            for gang in [island, *island.get("earlier_attempts", ())]
+        ]
+        return next((gang.get("members", []) for gang in gangs if gang.get("attempt", 1) == row.attempt), [])
 
     @property
     def device_kind(self) -> str | None:
@@ -51,7 +62,9 @@ def read_run(path: Path) -> RecordedRun:
         environment = json.loads(_text(path / "environment.json") or "{}")
     except ValueError as error:
         raise UsageError(f"{path / 'environment.json'}: no JSON ({error})") from error
-    return RecordedRun(path, rows, environment, _text(path / "config.yaml"))
+    outlier_z = environment.get("outlier_z", DEFAULT_OUTLIER_Z)
+    soak = tuple(Point.of(found, outlier_z=outlier_z) for found in iterate_soak(path / SOAK_NAME))
+    return RecordedRun(path, rows, environment, _text(path / "config.yaml"), soak)
 
 
 def read_runs(paths: Sequence[Path]) -> list[RecordedRun]:

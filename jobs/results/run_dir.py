@@ -17,7 +17,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from jobs.errors import InfrastructureError, UsageError
-from jobs.results.journal import JOURNAL_NAME
+from jobs.results.journal import JOURNAL_NAME, SOAK_NAME
 from jobs.results.json_safe import json_safe
 from jobs.rules import to_settings
 from jobs.settings import Settings
@@ -74,6 +74,11 @@ class RunDir:
     def journal_path(self) -> Path:
         """Rows, one JSON object a line."""
         return self.path / JOURNAL_NAME
+
+    @property
+    def soak_path(self) -> Path:
+        """Slices of the soak, one JSON object a line."""
+        return self.path / SOAK_NAME
 
     @property
     def log_path(self) -> Path:

@@ -32,11 +32,14 @@ _TRACE_S, _ALIGN_US = 1.0, 1500.0
 class Step:
     """What the gang does next."""
 
-    case: Case
+    case: Case | None
+    """``None``: several of them."""
     doing: str
     implementation: str | None = None
     """As the config names it; ``None``: no particular one."""
     expected_s: float = dataclasses.field(default=0.0, compare=False)
+    is_exact: bool = dataclasses.field(default=False, compare=False)
+    """Whether it takes just so long, whatever the cost model says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +122,11 @@ def tuning_steps(case: Case, implementation: str, settings: Settings, device_kin
         check_s = expected.check_s(implementation, is_first=False, calls=settings.check.calls)
         steps.append(Step(case, round_name(number, "check"), None, check_s))
     return steps
+
+
+def soak_step(seconds: float = 0.0) -> Step:
+    """All slices of a soak, as only the clock knows how many there will be; ``seconds`` of it are left."""
+    return Step(None, "soak", None, seconds, is_exact=True)
 
 
 def round_name(number: int, doing: str) -> str:

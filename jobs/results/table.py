@@ -66,6 +66,7 @@ def _derived(title: str, unit: str, width: int, name: str, scale: float = 1.0) -
     return _Column(title, unit, width, text)
 
 
+_ISLAND = _Column("island", "", 12, lambda row: row.island or _NONE, left=True)
 _TIME_WIDTHS = {"in_graph_us": 11}
 _COLUMNS = (
     _Column("case", "", 14, lambda row: row.case.name, left=True),
@@ -95,6 +96,7 @@ def header_lines(
     versions: Mapping[str, str],
     links: str,
     cases: Sequence[tuple[Case, ExpectedTime | None]],
+    island: str | None = None,
 ) -> list[str]:
     """What runs where.
 
@@ -104,14 +106,16 @@ def header_lines(
       versions: of the software, by name.
       links: how the devices are connected.
       cases: what will be measured, each with its modelled times where there is a model of the device.
+      island: whose ranks these are, where they aren't all.
     """
     hosts = list(dict.fromkeys(str(member["host"]) for member in members))
     drivers = sorted({str(member["driver_version"]) for member in members if member.get("driver_version")})
     named = [f"{name} {version}" for name, version in versions.items()] + [f"driver {driver}" for driver in drivers]
     modelled = any(expected is not None for _, expected in cases)
     lines = [
-        f"# Ring all-gather matmul: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}",
-        *device_lines(members),
+        f"# Ring all-gather matmul: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}"
+        + (" in each island" if island else ""),
+        *device_lines(members, island),
         f"# Versions : {', '.join(named)}",
         f"# Links    : {links or _NONE}",
         f"# Cases    : {len(cases)}"
@@ -125,9 +129,9 @@ def header_lines(
     return lines
 
 
-def device_lines(members: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where the ranks are; ``members`` as in ``header_lines``."""
-    return ["# Devices", *(_member_line(member) for member in members)]
+def device_lines(members: Sequence[Mapping[str, Any]], island: str | None = None) -> list[str]:
+    """Where the ranks are, those of an ``island`` or all; ``members`` as in ``header_lines``."""
+    return [f"# Devices of island {island}" if island else "# Devices", *(_member_line(member) for member in members)]
 
 
 def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[str]:
@@ -145,8 +149,9 @@ def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[s
     ]
 
 
-def column_lines() -> list[str]:
-    """What the columns mean, and their titles."""
+def column_lines(*, islands: bool = False) -> list[str]:
+    """What the columns mean, and their titles; in front of them the island's, where there are ``islands``."""
+    columns = (_ISLAND, *_COLUMNS) if islands else _COLUMNS
     return [
         "#",
         "# Times: maximum over ranks of each rank's median (min: minimum over ranks); - where not measured.",
@@ -157,14 +162,15 @@ def column_lines() -> list[str]:
         "# multiply without communication, the faster of local and local_cublas; xla/ = xla / t, all-gather then dot;",
         "# busbw as in nccl-tests; overlap = (xla - t) / (xla - local). #wrong: elements out of tolerance.",
         "#",
-        "# " + " ".join(column.cell(column.title) for column in _COLUMNS),
-        ("# " + " ".join(column.cell(column.unit) for column in _COLUMNS)).rstrip(),
+        "# " + " ".join(column.cell(column.title) for column in columns),
+        ("# " + " ".join(column.cell(column.unit) for column in columns)).rstrip(),
     ]
 
 
 def row_line(row: Row) -> str:
     """One row; in the place of its times a failed check has ``FAILED``, a baseline that can't run ``not run``."""
-    return "  " + " ".join(column.cell(column.text(row)) for column in _COLUMNS)
+    columns = _COLUMNS if row.island is None else (_ISLAND, *_COLUMNS)
+    return "  " + " ".join(column.cell(column.text(row)) for column in columns)
 
 
 def titles() -> list[tuple[str, str]]:
@@ -184,13 +190,13 @@ def footer_lines(rows: Sequence[Row]) -> list[str]:
     not_run = [row for row in rows if row.check is None]
     for row in not_run:
         lines += [
-            f"# NOT RUN {row.implementation} on {row.case}",
+            f"# NOT RUN {row.implementation} on {row.case}{_of_island(row)}",
             "#   " + textwrap.shorten(row.reason or "", MAX_WIDTH - 4, placeholder=" ..."),
         ]
     for check, row in [(row.check, row) for row in failed if row.check]:
         ranks = ", ".join(map(str, check.failed_ranks))
         lines += [
-            f"# FAILED {row.implementation} on {row.case}",
+            f"# FAILED {row.implementation} on {row.case}{_of_island(row)}",
             f"#   rank {ranks}: {check.num_wrong} of {check.num_elements} elements wrong, largest error "
             f"{check.max_error:.3g}, relative error {check.relative_error:.3g} (tolerance "
             f"{check.relative_tolerance:.3g}), integers {'exact' if check.integers_exact else 'not exact'}",
@@ -212,6 +218,10 @@ def _expected(expected: ExpectedTime) -> str:
         f"  expected: ring {expected.overlapped_us:.1f} us, all-gather then dot {expected.serial_us:.1f} us; "
         f"bound {expected.article_bound_us:.1f} us"
     )
+
+
+def _of_island(row: Row) -> str:
+    return f", island {row.island}" if row.island is not None else ""
 
 
 def _count(number: int, noun: str) -> str:

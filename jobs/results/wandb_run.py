@@ -169,7 +169,7 @@ class WandbRun:
         self.url: str | None = run.url
         self._defined: set[str] = set()
         # Labels of a row: their curves would say nothing.
-        for name in ("case/*", "attempt"):
+        for name in ("case/*", "attempt", "island"):
             run.define_metric(name, hidden=True)
         run.define_metric("gpu/*", step_metric=metrics.STEP)
 

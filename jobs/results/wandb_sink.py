@@ -112,7 +112,7 @@ class WandbSink:
         if row.samples_us:
             self._per_rank_lines += per_rank.lines(row, members)
         # These take far more memory than all the rest, and the journal has them.
-        row = dataclasses.replace(row, samples_us={}, timeline=())
+        row = dataclasses.replace(row, samples_us={}, timeline=[])
         self._rows.append((row, metrics.tags(row, members)))
         if self._run is None:
             return
@@ -211,7 +211,9 @@ class WandbSink:
             self._failed.add(row.case)
         run.add_tags(tags)
         run.log_row(row, step, 1 + list(self._cases).index(row.case))
-        run.summarize(metrics.case_summary(of_case, passed=row.case not in self._failed))
+        # Islands have the same cases each.
+        if row.island is None:
+            run.summarize(metrics.case_summary(of_case, passed=row.case not in self._failed))
 
     def _conclude(self, run: WandbRun, end: Mapping[str, Any], pictures: Mapping[Path, str]) -> None:
         """What ``finish`` does, each part within its limit; after a timeout the part is left behind in its thread."""

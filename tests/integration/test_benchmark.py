@@ -74,6 +74,6 @@ def test_a_timeline_that_cannot_be_had_costs_nothing_else(gang):
     benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *_: None, announce=said.append)
     (case,) = expand(SETTINGS.problem, 2)
     # No kernel is open on these ranks: as where one program more is one too many for the GPUs' memory.
-    assert benchmark._timeline(case, ["mosaic_gpu"]) == ()
+    assert benchmark._timeline(case, ["mosaic_gpu"]) == []
     assert said == [f"{case}: no timeline of mosaic_gpu: RuntimeError: no case is open"]
     assert gang.answers()

@@ -226,7 +226,7 @@ def test_stuck_and_frozen_ranks(cluster, tmp_path):
     options += ["cluster.heartbeat_timeout_s=30"]
     job = Job(cluster, tmp_path / "run", *MANY, *options)
     members = job.await_attempt(1)
-    job.await_log("m_shard=40 k=256 n_shard=256 bfloat16 D=2: burst 1/2")
+    job.await_log("m_shard=40 k=256 n_shard=256 bfloat16 D=2: ppermute: burst 1/2")
     with stuck(members[1], members[0]):
         began_s = time.time()
         found_s, line = job.await_log("restart 1 of 2: ")
@@ -240,7 +240,7 @@ def test_stuck_and_frozen_ranks(cluster, tmp_path):
         assert str(tmp_path / "run" / "stacks-1.txt") in line
         measured("stuck rank", began_s, found_s)
         members_2 = job.await_attempt(2)
-    job.await_log("m_shard=48 k=256 n_shard=256 bfloat16 D=2: burst 1/2")
+    job.await_log("m_shard=48 k=256 n_shard=256 bfloat16 D=2: ppermute: burst 1/2")
     began_s = kill(members_2[1]["pid"], signal.SIGSTOP)
     found_s, line = job.await_log("restart 2 of 2: ")
     assert f"unresponsive: rank 1 on h2 (pid {members_2[1]['pid']})" in line
@@ -294,7 +294,8 @@ def test_a_node_joins_while_the_job_waits_to_start(cluster, tmp_path):
         host.stop_raylet()
 
 
-def test_stopped_driver_and_resume(cluster, tmp_path):
+def test_stopped_and_killed_driver_and_resume(cluster, tmp_path):
+    """SIGTERM first; the job that continues it is killed, with no chance to say anything, and continued again."""
     run_dir = tmp_path / "run"
     overrides = [override for override in MANY if not override.startswith("wandb")]
     job = Job(cluster, run_dir, *overrides, "wandb=offline")
@@ -311,8 +312,17 @@ def test_stopped_driver_and_resume(cluster, tmp_path):
     assert refused.code == 2
     assert "problem.m_shard=[8] contradicts problem.m_shard=[32, 40, " in refused.result["error"]
     job.process = h1.bench(f"resume={run_dir}", "cluster.step_timeout_s=500")
+    members = job.await_attempt(2)
+    killed_s = kill(job.process.pid)
+    job.process.communicate(timeout=30)
+    while not all(is_gone(member["pid"]) for member in members):
+        assert time.time() < killed_s + DETECTION_S
+        time.sleep(0.05)
+    measured("SIGKILL of the driver, ranks gone", killed_s, time.time())
+
+    job.process = h1.bench(f"resume={run_dir}")
     resumed = job.finish()
-    job.check_complete({1, 2})
+    job.check_complete({1, 2, 3})
     assert job.rows()[: len(before)] == before
     assert resumed.result["wandb_dir"][-8:] == stopped.result["wandb_dir"][-8:], "the run's id"
     assert [path.name for path in (run_dir / "wandb").glob("offline-run-*")] == [Path(resumed.result["wandb_dir"]).name]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.bench_process import QUICK, ROOT, environment, parse_result, run
+from tests.integration.conftest import FAKE_KEY
 
 pytestmark = pytest.mark.slow
 
@@ -106,11 +107,56 @@ def test_the_same_line_with_an_address_runs_on_the_cluster(ray_head, tmp_path):
     assert Path(finished.result["run_dir"]).parent == home / "cmkernel_runs"
 
 
-def test_the_job_list_shows_no_key(ray_head, tmp_path):
-    """Ray shows a job's environment to everyone who can list jobs."""
+def files_with(secrets, *folders):
+    """Files below ``folders`` that hold one of ``secrets``."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert files
+    return [path for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)]
+
+
+def test_keys_stay_with_the_driver(ray_head, tmp_path):
+    """One key in the environment that Ray was started in, another one in a file; the W&B server can't be reached."""
+    run_dir, key_file = tmp_path / "run", tmp_path / "key"
+    key_file.write_text("beef" + 36 * "7")
+    keys = [FAKE_KEY, key_file.read_text()]
     token = Path(ray_head.auth_env["RAY_AUTH_TOKEN_PATH"]).read_text()
+    process = submit(
+        ray_head,
+        *("--submission-id", "bench-key", "--"),
+        *(override for override in QUICK if not override.startswith(("wandb", "results"))),
+        *(
+            "problem.m_shard=32",
+            "timing.baselines=[xla]",
+            "wandb=auto",
+            f"wandb.api_key_file={key_file}",
+            "wandb.init_timeout_s=3",
+        ),
+        f"run_dir={run_dir}",
+    )
+    about, deadline = run_dir / "environment.json", time.monotonic() + 120
+    while not (about.exists() and (members := json.loads(about.read_text()).get("members"))):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert FAKE_KEY.encode() in Path(f"/proc/{ray_head.pid}/environ").read_bytes(), "the driver has it from there"
+    for member in members:
+        environ = Path(f"/proc/{member['pid']}/environ").read_bytes()
+        assert b"RAY_" in environ
+        assert not any(key.encode() in environ for key in keys)
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, output
+    assert "falls back to offline" in output, "W&B has tried the key"
+    assert result_line(output)["wandb_dir"]
+    assert not any(secret in output for secret in (*keys, token))
+    assert (run_dir / "report.html").exists()
+    assert files_with([*keys, token], run_dir) == []
+    assert files_with([*keys, token], ray_head.temp_dir / "ray") == [], "Ray's logs and the uploads"
     request = urllib.request.Request(
         f"{ray_head.dashboard_url}/api/jobs/", headers={"Authorization": f"Bearer {token}"}
     )
+    # Ray shows a job's environment to everyone who can list jobs.
     with urllib.request.urlopen(request, timeout=10) as response:
-        assert b"WANDB" not in response.read().replace(b'"WANDB_API_KEY": ""', b"")
+        listed = response.read()
+    assert b"bench-key" in listed
+    assert b"WANDB" not in listed.replace(b'"WANDB_API_KEY": ""', b"")
+    assert not any(secret.encode() in listed for secret in (*keys, token))

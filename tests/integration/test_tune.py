@@ -18,6 +18,8 @@ from jobs.tuner import Tuner
 from tests.integration.bench_process import QUICK, ROOT, environment, finish, run, start
 from tests.jobs.test_settings import composed
 
+pytestmark = pytest.mark.slow
+
 # A program of many pieces takes long to compile.
 SHORT = (*QUICK, "timing.chain_length=2")
 ONE_CASE = (*SHORT, "problem.m_shard=64")

@@ -278,7 +278,8 @@ def test_measured_timelines_are_drawn_alone():
         )
 
     case = dataclasses.replace(row.case, m_shard=2048)
-    row = dataclasses.replace(row, case=case, implementation="mosaic_gpu", timeline=(steps(0.0), steps(5.0)))
+    timeline = [[dataclasses.asdict(step) for step in steps(lag_us)] for lag_us in (0.0, 5.0)]
+    row = dataclasses.replace(row, case=case, implementation="mosaic_gpu", timeline=timeline)
     figure = ring_timeline.figure([modelled, row], H200)
     (ax,) = figure.axes
     assert texts(figure)[0] == "One revolution of the ring: measured"

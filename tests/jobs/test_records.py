@@ -55,13 +55,7 @@ def test_a_row_survives_the_journal():
             overlap_efficiency=None,
             article_bound_us=8.0,
         ),
-        timeline=(
-            (
-                StepTimes(0, Interval(0.0, 40.5), None, 0.0),
-                StepTimes(1, Interval(38.0, 80.0), Interval(-1.5, 35.0), 2.5),
-            ),
-        )
-        * 2,
+        timeline=[[dataclasses.asdict(StepTimes(1, Interval(38.0, 80.0), Interval(-1.5, 35.0), 2.5))]] * 2,
         telemetry=(
             Telemetry(
                 rank=0,
@@ -109,3 +103,22 @@ def test_version_2_has_no_timeline():
     data = {**row.to_json(), "version": 2}
     del data["timeline"]
     assert Row.from_json(data) == row
+
+
+def test_what_stays_of_a_row_has_no_bulk():
+    row = Row(
+        case=CASE,
+        implementation="mosaic_gpu",
+        requested="auto",
+        check=Check.of_ranks([PASSED]),
+        samples_us={"in_graph_us": [[[4.0, 1.0], [2.0, 3.0, 5.0]]], "call_us": [[[7.0, 9.0, 8.0, 6.0, 5.0]]]},
+        kernels_us={"ring": 3.0},
+        timeline=[[dataclasses.asdict(StepTimes(0, Interval(0.0, 40.5), None, 0.0))]],
+    )
+    found = row.condensed()
+    assert found.samples_us == {"in_graph_us": [[[2.0, 3.0, 4.0]]], "call_us": [[[7.0]]]}
+    assert (found.kernels_us, found.timeline) == ({}, [])
+    assert set(row.condensed(of_verdict=True).samples_us) == {"in_graph_us"}
+    candidate = dataclasses.replace(row, requested="tune:1/2").condensed()
+    assert candidate.samples_us == row.samples_us, "the tuner compares bursts"
+    assert candidate.timeline == []

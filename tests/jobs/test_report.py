@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
+from jobs import run
 from jobs.errors import UsageError
+from jobs.results.outcome import Outcome
 from jobs.results.recorded_run import read_run, read_runs
 from jobs.results.report import write_report
 from tests.jobs.run_rows import ARTICLE, BENCHMARKS, LLAMA3, article_rows, failed, not_run, run_of
@@ -183,3 +185,13 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     done = command(ARTICLE, "--out", tmp_path / "file")
     assert done.returncode == 3
     assert f"{tmp_path}/file: the report can't be written" in done.stderr
+
+
+def test_the_rows_of_hundreds_of_hosts_are_left_to_the_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "results.jsonl").write_text("{}\n" * 100)
+    outcome = Outcome()
+    outcome.run_dir = tmp_path
+    monkeypatch.setattr(run, "MAX_REPORTED_MIB", 1e-6)
+    assert run._report(outcome) == {}
+    assert f"MiB of rows are left to python -m jobs.report {tmp_path}" in capsys.readouterr().out
+    assert not (tmp_path / "report.html").exists()

@@ -176,14 +176,14 @@ def test_a_case_is_finished_with_its_last_row(implementations, finished):
         row("x", implementation=name, requested="auto" if name == "ppermute" else "baseline")
         for name in implementations
     ]
-    found = finished_cases([*whole, *rows], requested="auto", baselines=["xla", "local"])
+    found = finished_cases([*whole, *rows], baselines=["xla", "local"])
     assert {case.name for case in found} == ({"whole", "x"} if finished else {"whole"})
 
 
 def test_one_row_stands_for_auto_and_for_a_baseline():
     """Auto took what is a baseline as well."""
     rows = [row(implementation="xla"), row(implementation="local", requested="baseline")]
-    assert finished_cases(rows, requested="auto", baselines=["xla", "local"]) == {CASE}
+    assert finished_cases(rows, baselines=["xla", "local"]) == {CASE}
 
 
 def test_missing_journal_is_named(tmp_path):

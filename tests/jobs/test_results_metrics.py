@@ -7,7 +7,15 @@ from pathlib import Path
 from jobs.records import Row
 from jobs.results import metrics
 from jobs.results.charts import charts
-from jobs.results.metrics import OF_IMPLEMENTATION, OF_ROW, STEP, SUMMARY_OF_CASE, SUMMARY_OF_RUN
+from jobs.results.metrics import (
+    OF_IMPLEMENTATION,
+    OF_ROW,
+    STEP,
+    SUMMARY_OF_CASE,
+    SUMMARY_OF_ISLANDS,
+    SUMMARY_OF_RUN,
+    SUMMARY_OF_SOAK,
+)
 from jobs.results.per_rank import lines
 from tests.jobs.wandb_rows import CASE, MEMBERS, ROWS, WRONG, row
 
@@ -33,6 +41,8 @@ def test_the_page_has_every_metric_with_its_unit():
     assert {name: unit for name, unit, _ in documented("Summary")} == {
         **{f"<case>/{name}": unit for name, unit in SUMMARY_OF_CASE.items()},
         **SUMMARY_OF_RUN,
+        **SUMMARY_OF_ISLANDS,
+        **SUMMARY_OF_SOAK,
     }
 
 

@@ -97,7 +97,7 @@ def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capf
     assert items[3] | {"ppermute/check_passed": 0, "ppermute/num_wrong": 7} == items[3]
     assert "ppermute/in_graph_us" not in items[3]
     documented = [f"mosaic_gpu/{metric.name}" for metric in metrics.OF_IMPLEMENTATION]
-    documented += [metrics.STEP, *(metric.name for metric in metrics.OF_ROW)]
+    documented += [metrics.STEP, *(metric.name for metric in metrics.OF_ROW if metric.name != "island")]
     assert {name for name in items[4] if not name.startswith("_")} == set(documented), "every one, and no other"
     assert (items[4]["mosaic_gpu/util_pct"], items[4]["mosaic_gpu/overlap_pct"]) == (50.0, 50.0)
     alerts = [record["alert"] for record in records if record["type"] == "alert"]
@@ -177,6 +177,22 @@ def test_per_rank_table_has_each_ranks_median(run_dir):
     # What a later `wandb sync` uploads lies in the run directory, not in a home that a container takes with it.
     assert list((run_dir / "wandb" / "artifacts" / "staging").iterdir())
     assert not (Path.home() / ".local").exists()
+
+
+def test_rows_of_islands_are_told_apart_and_have_no_summary_of_their_case(run_dir):
+    sink = start(run_dir)
+    for island in ("h1", "h2"):
+        sink.log_row(dataclasses.replace(ROWS[0], island=island), MEMBERS)
+    sink.finish(exit_code=0, status="ok", more={"islands": 2})
+    steps = [step for step in history(sink.dir) if "island" in step]
+    assert [(step["island"], step["case/number"]) for step in steps] == [("h1", 1), ("h2", 1)]
+    (found,) = inspect(sink.dir, "--summary")
+    assert not any("best" in name for name in found["summary"])
+    assert found["summary"]["islands"] == 2
+    (path,) = sink.dir.glob("files/media/table/per_rank_*.table.json")
+    table = json.loads(path.read_text())
+    column = table["columns"].index("island")
+    assert [line[column] for line in table["data"]] == ["h1", "h1", "h2", "h2"]
 
 
 def test_rows_can_be_watched_while_the_job_runs(run_dir):

@@ -24,6 +24,8 @@ def rows_of(*requested):
     [
         (["kernel=xla"], r"kernel.implementation=xla can't be tuned; use one of auto, mosaic_gpu, ppermute"),
         (["kernel=mosaic_gpu", "kernel.tile_n=128"], r"kernel.tile_n is set, and jobs.tune is to find it"),
+        (["cluster.world=per_island"], r"cluster.world=per_island is not for jobs.tune"),
+        (["timing.soak_minutes=2"], r"timing.soak_minutes=2.0 is for jobs.bench"),
         (["tuning.table=/nowhere/tuned.jsonl"], r"tuning.table=/nowhere/tuned.jsonl: /nowhere is no folder"),
         (["tuning.table=/proc/tuned.jsonl"], r"tuning.table=/proc/tuned.jsonl: /proc isn't writable"),
         (

@@ -47,7 +47,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     num_lanes = min(num_ranks, max(_MAX_RANKS // len(shown), _LEAST_RANKS))
     drawing, axes = style.panels(len(shown), num_columns=1, height=0.62 * num_lanes, left=1.35, gap=0.62)
     for ax, row in zip(axes, shown, strict=True):
-        ranks, tiles = (row.timeline, "one call") if measured else _modelled(row)
+        ranks, tiles = (_measured(row), "one call") if measured else _modelled(row)
         _lanes(ax, row.case, ranks[:num_lanes])
         wait_us = sum(step.wait_us for rank in ranks for step in rank) / len(ranks)
         who = "loading warp" if measured else "CTA"
@@ -70,7 +70,12 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     return drawing
 
 
-def _modelled(row: Row) -> tuple[tuple[tuple[StepTimes, ...], ...], str]:
+def _measured(row: Row) -> list[list[StepTimes]]:
+    """Each rank's steps."""
+    return [[StepTimes.from_json(step) for step in steps] for steps in row.timeline]
+
+
+def _modelled(row: Row) -> tuple[list[tuple[StepTimes, ...]], str]:
     """Each rank's steps, and whose tiles they are: the measured ones where the model knows them, or the heuristic's."""
     case = row.case
     sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
@@ -80,10 +85,10 @@ def _modelled(row: Row) -> tuple[tuple[tuple[StepTimes, ...], ...], str]:
         options = {name: value for name, value in row.config.items() if name in known}
         try:
             config = KernelConfig(**{**options, "wg_dimension": MatmulDimension[options["wg_dimension"]]})
-            return (modelled_timeline(config, **sizes),) * case.num_ranks, "measured config"
+            return [modelled_timeline(config, **sizes)] * case.num_ranks, "measured config"
         except (KeyError, ValueError):
             pass
-    return (modelled_timeline(tuning.heuristic_config(**sizes), **sizes),) * case.num_ranks, "the heuristic's config"
+    return [modelled_timeline(tuning.heuristic_config(**sizes), **sizes)] * case.num_ranks, "the heuristic's config"
 
 
 def _lanes(ax: Axes, case: Case, ranks: Sequence[Sequence[StepTimes]]) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 from string import Template
 
 from jobs.records import Row
+from jobs.results import soaking
 from jobs.results.pictures import Drawn
 from jobs.results.recorded_run import RecordedRun
 from jobs.results.report import tables
+from jobs.results.robust import DEFAULT_OUTLIER_Z
+from jobs.results.standings import standings
 
 _HERE = Path(__file__).parent
 
@@ -29,6 +32,7 @@ def page(runs: Sequence[RecordedRun], drawn: Drawn) -> str:
     sections = [
         ("Results", tables.results(runs) + _NOTE),
         ("Failed checks", tables.failures(rows)),
+        *(_summaries(runs[0]) if len(runs) == 1 else []),
         ("Pictures", _pictures(drawn)),
         ("What ran", tables.configs(rows)),
         *(section for run in runs for section in _about(run, str(run.path) if len(runs) > 1 else "")),
@@ -66,6 +70,13 @@ def _verdict(rows: Sequence[Row]) -> tuple[str, str]:
     if failed:
         return f"FAILED: {failed} of {checked} checks" + aside, "failed"
     return f"All {checked} checks passed" + aside, ""
+
+
+def _summaries(run: RecordedRun) -> list[tuple[str, str]]:
+    """What the job printed at its end about islands and soak."""
+    found = standings(run.rows, outlier_z=run.environment.get("outlier_z", DEFAULT_OUTLIER_Z))
+    told = [("Islands", found.lines() if found.num_islands else []), ("Soak", soaking.lines(run.soak))]
+    return [(title, f"<pre>{html.escape('\n'.join(lines[1:]))}</pre>") for title, lines in told if lines]
 
 
 def _pictures(drawn: Drawn) -> str:

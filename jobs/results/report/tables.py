@@ -23,6 +23,7 @@ _WORDS = {
     "host",
     "device",
     "run",
+    "island",
     "failed ranks",
     "throttle_reasons",
 }
@@ -40,10 +41,14 @@ class Member:
 
 
 def results(runs: Sequence[RecordedRun]) -> str:
-    """The table of the terminal, with the run's name in front where there are several."""
-    titles = [*([("run", "")] if len(runs) > 1 else []), *table.titles()]
+    """The table of the terminal, with the run's name in front where there are several, and the island's."""
+    several = len(runs) > 1
+    islands = any(row.island is not None for run in runs for row in run.rows)
+    titles = [*([("run", "")] if several else []), *([("island", "")] if islands else []), *table.titles()]
     lines = [
-        (row, [*([run.path.name] if len(runs) > 1 else []), *table.cells(row)]) for run in runs for row in run.rows
+        (row, [*([run.path.name] if several else []), *([row.island or "-"] if islands else []), *table.cells(row)])
+        for run in runs
+        for row in run.rows
     ]
     return html_table(titles, [cells for _, cells in lines], [_state(row) for row, _ in lines])
 
@@ -96,7 +101,7 @@ def ranks(run: RecordedRun) -> str:
     """Medians of each rank in microseconds, and the state of its GPU; empty where the ranks aren't known."""
     lines = []
     for row in run.rows:
-        members = [Member(m["rank"], str(m["host"]), str(m["device_kind"])) for m in run.members_of(row.attempt)]
+        members = [Member(m["rank"], str(m["host"]), str(m["device_kind"])) for m in run.members_of(row)]
         lines += [[_told(value) for value in line] for line in per_rank.lines(row, members) if row.samples_us]
     return html_table([(title, "") for title in per_rank.COLUMNS], lines) if lines else ""
 
