@@ -10,6 +10,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from jobs.settings import WandbMode, WandbSettings
 
 logger = logging.getLogger(__name__)
 
+# For a row: where W&B's service hangs, what it doesn't read piles up, and after some dozen rows the next one waits.
+ROW_LIMIT_S = 10.0
 # Shares of finish_timeout_s: for handing over the table and the artifact, and for the upload of everything.
 FILES_SHARE, UPLOAD_SHARE = 0.3, 0.6
 # W&B's rules.
@@ -118,7 +121,7 @@ class WandbSink:
             return
         try:
             self._hand_over(self._run, len(self._rows) - 1)
-        except ConnectionError as error:
+        except (ConnectionError, TimeoutError) as error:
             self._revive(error)
         except Exception as error:
             self._note(f"a row was not logged: {_told(error)}")
@@ -201,7 +204,10 @@ class WandbSink:
         logger.info("W&B is %s: %s", mode.value, run.url or run.dir)
 
     def _hand_over(self, run: WandbRun, step: int) -> None:
-        """Give ``run`` the row that is its step ``step``."""
+        """Give ``run`` the row that is its step ``step``; ``TimeoutError`` where it doesn't take it."""
+        call_within(ROW_LIMIT_S, partial(self._log, run, step))
+
+    def _log(self, run: WandbRun, step: int) -> None:
         row, tags = self._rows[step]
         of_case = self._cases.setdefault(row.case, {})
         known = of_case.get(row.implementation)
@@ -232,13 +238,13 @@ class WandbSink:
         call_within(deadline_s - time.monotonic(), lambda: run.finish(end["exit_code"]))
 
     def _revive(self, error: Exception) -> None:
-        """Once W&B's service has died: make the run again, under its id and from the rows."""
+        """Once W&B's service has died, or hangs: make the run again, under its id and from the rows."""
         old, self._run = self._run, None
         assert old is not None
         assert self._starter is not None
         self._starter.close()
         if self._revived:
-            self._note(f"its service died again: {_told(error)}")
+            self._note(f"its service was lost again: {_told(error)}")
             return
         self._revived = True
         try:
@@ -246,9 +252,9 @@ class WandbSink:
             for step in range(len(self._rows)):
                 self._hand_over(run, step)
         except Exception as again:
-            self._note(f"its service died and can't be started again: {_told(again)}")
+            self._note(f"its service was lost and can't be started again: {_told(again)}")
             return
-        logger.info("W&B's service died (%s); the run was made again from the rows", _told(error))
+        logger.info("W&B's service was lost (%s); the run was made again from the rows", _told(error))
         self._take(run, self.mode)
         if old.dir != run.dir:
             shutil.rmtree(old.dir, ignore_errors=True)

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from jobs.errors import UsageError
-from jobs.results import metrics
+from jobs.results import metrics, wandb_sink
 from jobs.results.journal import Journal
 from jobs.results.wandb_process import service_pids
 from jobs.results.wandb_sink import WandbSink
@@ -327,7 +328,7 @@ def test_service_that_keeps_dying_is_given_up(run_dir, caplog):
         sink.log_row(r, MEMBERS)
     sink.finish(exit_code=0, status="ok")
     assert not sink.complete
-    assert "its service died again" in caplog.text
+    assert "its service was lost again" in caplog.text
 
 
 @pytest.mark.slow
@@ -348,6 +349,23 @@ def test_frozen_service_does_not_hold_the_job(run_dir, caplog):
     while service in service_pids():
         assert time.monotonic() < deadline
     assert history(sink.dir)[0]["ppermute/in_graph_us"] == 100.0
+
+
+@pytest.mark.slow
+def test_frozen_service_does_not_hold_the_next_row(run_dir, monkeypatch):
+    monkeypatch.setattr(wandb_sink, "ROW_LIMIT_S", 1.0)
+    sink = start(run_dir)
+    sink.log_row(ROWS[0], MEMBERS)
+    (service,) = service_pids()
+    os.kill(service, signal.SIGSTOP)
+    # So many that they don't fit into what lies between the two processes.
+    logged = threading.Thread(target=lambda: [sink.log_row(ROWS[1], MEMBERS) for _ in range(300)], daemon=True)
+    logged.start()
+    logged.join(60)
+    assert not logged.is_alive()
+    sink.finish(exit_code=0, status="ok")
+    assert sink.complete
+    assert len([step for step in history(sink.dir) if "case/name" in step]) == 301, "from another service"
 
 
 def test_killed_driver_leaves_its_rows_and_no_process(run_dir):
