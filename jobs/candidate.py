@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cmkernel.config import Config, to_plain
-from jobs.records import CANDIDATE, Check, Row
+from jobs.records import CANDIDATE, HEADLINE, Check, Row
 
 # What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
 # against. That row is a round's last one: with it the round is complete.
 ROUND, REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
+# How the reason of a candidate begins that no other gang shall try.
+LOST = "the gang was lost with it"
 Samples = Sequence[Sequence[Sequence[float]]]  # [rank][burst][sample]
 
 
@@ -54,6 +56,12 @@ def complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
     return rounds
 
 
+def done_with(rows: Sequence[Row]) -> list[dict[str, Any] | None]:
+    """Configs of one case that have had their turn: in complete rounds, or in a gang that was lost with them."""
+    lost = [row for row in rows if row.check is None and (row.reason or "").startswith(LOST)]
+    return [row.config for of_round in [*complete_rounds(rows), lost] for row in of_round]
+
+
 def headline_us(samples: Samples) -> float:
     """Maximum over ranks of each rank's median."""
     return max(statistics.median(value for burst in rank for value in burst) for rank in samples)
@@ -88,3 +96,10 @@ def changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | Non
     """The options in which a config differs from that of a reference."""
     options = (config or {}).items()
     return " ".join(f"{name}={value}" for name, value in options if value != (reference or {}).get(name))
+
+
+def told(row: Row, reference: Row) -> str:
+    """What came of a candidate, for people."""
+    ratio = relative(row.samples_us.get(HEADLINE, []), reference.samples_us.get(HEADLINE, []))
+    time = f"{ratio:.3f} x the heuristic's time" if math.isfinite(ratio) else "no time"
+    return f"{changes(row.config, reference.config)}: {time} ({row.reason})"

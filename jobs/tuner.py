@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import datetime
 import functools
-import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,17 +16,20 @@ from cmkernel.config import Config, from_plain, to_plain
 from cmkernel.tuned import Entry, Shape, shipped
 from jobs.benchmark import Benchmark
 from jobs.candidate import (
+    LOST,
     REFERENCE,
     ROUND,
     Candidate,
     changes,
     complete_rounds,
+    done_with,
     ends_case,
     handicap,
     headline_us,
     relative,
+    told,
 )
-from jobs.errors import InfrastructureError, UsageError
+from jobs.errors import GangLost, InfrastructureError, UsageError
 from jobs.gang.cluster import submission_id
 from jobs.measure.programs import Opened, Request
 from jobs.records import HEADLINE, Case, Row, Telemetry, spreads
@@ -42,6 +44,8 @@ _TUNED = (Implementation.auto, Implementation.mosaic_gpu, Implementation.ppermut
 
 class Tuner(Benchmark):
     """A benchmark whose rows are the candidates of one implementation."""
+
+    _trying: Candidate | None = None  # Whose program runs.
 
     @staticmethod
     def settle(settings: Settings, run_dir: Path) -> Settings:
@@ -110,19 +114,24 @@ class Tuner(Benchmark):
           InfrastructureError: a rank is too slow, or not like the others.
         """
         reference, *others = self._candidates(case)
-        rounds = complete_rounds([row for row in rows if row.case == case])
-        measured = [row.config for of_round in rounds for row in of_round]
-        left = [config for config in others if to_plain(config) not in measured]
+        rows = [row for row in rows if row.case == case]
+        rounds, done = complete_rounds(rows), done_with(rows)
+        left = [config for config in others if to_plain(config) not in done]
         size = self._settings.tuning.round_size - 1
         batches = [left[start : start + size] for start in range(0, len(left), size)] or [[]]
         num_rounds = len(rounds) + len(batches)
         for number, batch in enumerate(batches, len(rounds) + 1):
-            found = self._round(case, [reference, *batch], number, num_rounds)
+            try:
+                found = self._round(case, [reference, *batch], number, num_rounds)
+            except GangLost as error:
+                if (lost := self._trying) and lost.config != reference:
+                    # It may be its fault: a config that hangs would cost each gang after this one, too.
+                    lost = Candidate(lost.config, lost.label, f"{LOST}: {str(error).splitlines()[0]}")
+                    yield self._row(case, lost, ROUND.format(number, num_rounds), ())
+                raise
             rounds.append(found)
             for row in found[:-1]:
-                ratio = relative(row.samples_us.get(HEADLINE, []), found[-1].samples_us.get(HEADLINE, []))
-                told = f"{ratio:.3f} x the heuristic's time" if math.isfinite(ratio) else "no time"
-                self._announce(f"{case}: {changes(row.config, found[-1].config)}: {told} ({row.reason})")
+                self._announce(f"{case}: {told(row, found[-1])}")
             if number == num_rounds:
                 self._conclude(case, rounds)
             yield from found
@@ -161,7 +170,7 @@ class Tuner(Benchmark):
 
     def _round(self, case: Case, configs: Sequence[Config], number: int, num_rounds: int) -> list[Row]:
         """Open, check and time these, the reference first; their rows, the reference's last."""
-        requested = ROUND.format(number, num_rounds)
+        requested, self._trying = ROUND.format(number, num_rounds), None
         self._begin(Step(case, round_name(number, "inputs")))
         candidates = [
             Candidate(config, f"candidate {place}", "a candidate" if place else "the heuristic's config")
@@ -185,6 +194,7 @@ class Tuner(Benchmark):
 
     def _is_ready(self, case: Case, candidate: Candidate, opened: Opened, number: int) -> bool:
         """Whether it compiles and its chain is right; else it says why not."""
+        self._trying = candidate
         self._begin(Step(case, round_name(number, candidate.label)), str(candidate))
         refusal = None if opened.runs else opened.reason
         if refusal is None:
@@ -210,6 +220,7 @@ class Tuner(Benchmark):
             self._begin(Step(case, round_name(number, burst_name(burst, tuning.bursts))), None, fastest)
             first = burst % len(racing)
             for candidate in racing[first:] + racing[:first]:
+                self._trying = candidate
                 ranks = self.call("burst", candidate.label, burst, timing, doing=f"timing a candidate on {case}")
                 for samples, times in zip(candidate.samples, ranks, strict=True):
                     samples.append(times[HEADLINE])
@@ -227,6 +238,7 @@ class Tuner(Benchmark):
         min_gain = self._settings.tuning.min_gain
         handicaps = {c.label: handicap(c.samples, ready[0].samples, min_gain=min_gain) for c in ready}
         for candidate in sorted(ready, key=lambda c: handicaps[c.label]):
+            self._trying = candidate
             candidate.check = self._check(case, candidate.label, True)
             if candidate.check.passed:
                 return

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from cmkernel import PpermuteConfig, Table
 from jobs import tuner
+from jobs.candidate import done_with
+from jobs.errors import GangLost
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
 from jobs.measure.plan import expand
@@ -196,3 +199,22 @@ def test_a_merged_table_keeps_what_it_had(gang, settings, tmp_path, monkeypatch)
     assert [row.requested for row in rows] == ["tune:1/1:heuristic"]
     assert [known.shape.k for known in Table.read(path).entries] == [256, 512]
     assert json.loads(path.read_text().splitlines()[0])["implementation"] == "ppermute"
+
+
+def test_the_candidate_that_a_gang_is_lost_with_has_a_row(gang, settings, tmp_path, monkeypatch):
+    """The last test: it kills a rank of the gang."""
+    monkeypatch.setattr(tuner, "ppermute_candidates", lambda m_shard: [PpermuteConfig(num_chunks=n) for n in (1, 2, 4)])
+
+    def report(step, *_):
+        if step.doing == "round 1: candidate 1":
+            os.kill(gang.members[1].pid, signal.SIGKILL)
+
+    measured = Tuner(gang, Tuner.settle(settings, tmp_path), 1, report=report, announce=lambda text: None)
+    (case,) = expand(settings.problem, 2)
+    running = measured.run(case)
+    row = next(running)
+    with pytest.raises(GangLost):
+        next(running)
+    assert (row.config, row.check, row.requested) == ({"num_chunks": 2}, None, "tune:1/1")
+    assert row.reason.startswith("the gang was lost with it: rank 1 on ")
+    assert done_with([row]) == [{"num_chunks": 2}]

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from jobs.benchmark import Benchmark
-from jobs.candidate import complete_rounds, handicap, relative
+from jobs.candidate import LOST, complete_rounds, done_with, handicap, relative
 from jobs.errors import UsageError
 from jobs.tuner import Tuner
-from tests.jobs.run_rows import article_rows
+from tests.jobs.run_rows import article_rows, not_run
 from tests.jobs.test_settings import composed
 
 ROW = article_rows()[0]
@@ -102,6 +102,14 @@ def test_rows_of_an_earlier_gang_are_no_part_of_the_round_that_was_measured_agai
     cut_short, again = rows_of("1/1"), rows_of("1/1", "1/1", "1/1:heuristic")
     again = [dataclasses.replace(row, attempt=2) for row in again]
     assert complete_rounds([*cut_short, *again]) == [again]
+
+
+def test_a_config_that_a_gang_was_lost_with_is_not_tried_again():
+    one, two, three = ({"tile_n": tile_n} for tile_n in (64, 128, 192))
+    rows = [dataclasses.replace(row, config=one) for row in rows_of("1/2", "1/2:heuristic")]
+    lost = dataclasses.replace(not_run(ROW, f"{LOST}: no progress"), requested="tune:2/2", config=two)
+    (cut_short,) = (dataclasses.replace(row, config=three) for row in rows_of("2/2"))
+    assert done_with([*rows, cut_short, lost]) == [one, one, two]
 
 
 def test_each_kind_of_job_refuses_the_others_run_directory():
