@@ -97,7 +97,8 @@ def _run(name: str, recorded: RecordedRun) -> Run:
 
 
 def _facts(environment: dict[str, Any]) -> dict[str, set[str]]:
-    gangs = [environment, *environment.get("earlier_attempts", ())]
+    parts = [environment, *environment.get("islands", ())]
+    gangs = [gang for part in parts for gang in (part, *part.get("earlier_attempts", ()))]
     members = [member for gang in gangs for member in gang.get("members", ())]
     facts = {
         DEVICE: {str(member["device_kind"]) for member in members},

@@ -25,16 +25,20 @@ class Key:
     dtype: str
     num_ranks: int
     implementation: str
+    island: str = ""
+    """Of a job with islands: another one is another machine."""
 
     @classmethod
     def of(cls, row: Row) -> Self:
         """What ``row`` measured."""
         case = row.case
-        return cls(case.m_shard, case.k, case.n_shard, case.dtype, case.num_ranks, row.implementation)
+        sizes = case.m_shard, case.k, case.n_shard, case.dtype, case.num_ranks
+        return cls(*sizes, row.implementation, row.island or "")
 
     def __str__(self) -> str:
         sizes = f"m_shard={self.m_shard} k={self.k} n_shard={self.n_shard}"
-        return f"{self.implementation} on {sizes} {self.dtype} D={self.num_ranks}"
+        of_island = f" of island {self.island}" if self.island else ""
+        return f"{self.implementation} on {sizes} {self.dtype} D={self.num_ranks}{of_island}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,8 @@ class _Side:
         self.failed: set[Key] = set()
         for run in runs:
             for key, rows in _by_key(run).items():
-                self.names.setdefault(key, rows[0].case.name)
+                case_name = rows[0].case.name
+                self.names.setdefault(key, f"{key.island}: {case_name}" if key.island else case_name)
                 usable = []
                 for row in rows:
                     if reason := _unusable(row, metric):

@@ -38,7 +38,8 @@ def best(headlines: Mapping[str, float | None]) -> Best | None:
 
 def best_of_samples(samples: Mapping[str, Mapping[str, Sequence[Sequence[Sequence[float]]]]]) -> Best | None:
     """Of raw samples by implementation and time, ``[rank][burst][sample]`` each; those without any don't count."""
-    timed = {name: times[HEADLINE] for name, times in samples.items() if all(times[HEADLINE])}
+    # A burst may have none: there may be more bursts than chains.
+    timed = {name: times[HEADLINE] for name, times in samples.items() if all(map(any, times[HEADLINE]))}
     return best(
         {
             name: max(statistics.median(itertools.chain.from_iterable(bursts)) for bursts in ranks)

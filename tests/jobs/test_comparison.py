@@ -157,6 +157,24 @@ def test_an_earlier_gang_of_a_job_on_other_devices_is_seen(tmp_path):
     assert run.device_kinds == {"NVIDIA H200", "NVIDIA H100"}
 
 
+def test_islands_are_compared_one_by_one_and_their_devices_are_known(tmp_path):
+    islands = [{"island": name, "attempt": 1, "members": ENVIRONMENT["members"]} for name in ("h1", "h2")]
+    environment = {"versions": ENVIRONMENT["versions"], "islands": islands}
+    base = [measured(100, island="h1"), measured(101, island="h2")]
+    new = [measured(100.5, island="h1"), measured(300, island="h2")]
+    found = compare(
+        side(tmp_path, "base", base, environment=environment),
+        side(tmp_path, "new", new, environment=environment),
+        metric="in_graph_us",
+    )
+    assert [(r.case_name, r.verdict) for r in found.rows] == [
+        ("h1: article", Verdict.too_few_runs),
+        ("h2: article", Verdict.slower),
+    ]
+    (run,) = side(tmp_path, "other", base, environment=environment)
+    assert run.device_kinds == {"NVIDIA H200"}
+
+
 def test_few_runs_on_gpus_are_judged_by_an_assumed_scatter_and_it_is_said(tmp_path):
     found = compared(tmp_path / "gpu", [[measured(100)]], [[measured(150)]])
     assert [r.verdict for r in found.rows] == [Verdict.slower]

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from jobs.records import Case
-from jobs.results.best import best
+from jobs.results.best import best, best_of_samples
 from jobs.results.steps import Step, steps_of, time_left_s, told_s
 from tests.jobs.test_settings import composed
 
@@ -66,3 +66,10 @@ def test_best_is_the_fastest_that_communicates():
     assert str(found) == "best xla 150.0 us, 2.00x local"
     assert str(best({"ppermute": 200.0})) == "best ppermute 200.0 us"
     assert best({"local": 100.0}) is None
+
+
+def test_an_implementation_counts_as_best_once_it_has_a_chain():
+    """The first bursts have none where there are more bursts than chains."""
+    none, some = {"in_graph_us": [[[]], [[]]]}, {"in_graph_us": [[[], [3.0]], [[], [4.0]]]}
+    assert best_of_samples({"xla": none}) is None
+    assert best_of_samples({"xla": none, "ppermute": some}).time_us == 4.0
