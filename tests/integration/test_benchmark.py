@@ -10,6 +10,8 @@ from jobs.results import table
 from tests.integration.bench_process import QUICK
 from tests.jobs.test_settings import composed
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = composed(
     *QUICK,
     *("cluster=local", "problem.m_shard=32", "kernel.num_chunks=4"),

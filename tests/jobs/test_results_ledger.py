@@ -23,6 +23,8 @@ from jobs.settings import WandbMode, WandbSettings
 from tests.jobs.simulated_runs import row
 from tests.jobs.test_results_wandb import inspect
 
+pytestmark = pytest.mark.slow
+
 ISLANDS, RANKS, PER_ISLAND = 64, 8, 2
 ROWS = ISLANDS * PER_ISLAND
 # Calls a rank: as a job takes by default, so a row has some 900 samples.

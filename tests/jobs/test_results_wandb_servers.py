@@ -22,6 +22,8 @@ from jobs.results.wandb_process import service_pids
 from jobs.results.wandb_sink import WandbSink
 from jobs.settings import WandbMode, WandbSettings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789" * 4
 # What the sink may take beyond W&B's own limit, on a busy machine.
