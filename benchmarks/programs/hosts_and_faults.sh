@@ -4,7 +4,7 @@
 #   KIND=cpu OUT=... bash benchmarks/programs/hosts_and_faults.sh                rehearses it on CPU ranks
 # a  python3 -m jobs.doctor
 # b  two raylets of one GPU each: mosaic_gpu across both, then per_island on the same
-# c  local Ray: a rank SIGKILLed in mid-kernel, then a rank stuck while its peer spins inside the kernel; both restart
+# c  local Ray: a rank SIGKILLed in mid-kernel, then a rank stuck while its peer's GPU spins; both restart
 # d  soak of 20 s
 # Each step has a limit of its own. Typically 4 minutes in all; a, b and c, d are halves.
 set -u

@@ -15,18 +15,9 @@ from hypothesis import strategies as st
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records import Case, Check, Derived, Row, Spread, Telemetry
 from jobs.results.journal import Journal, finished_cases, read
+from tests.jobs.wandb_rows import CHECK as PASSED
 
 CASE = Case(name="tiny", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
-PASSED = Check(
-    passed=True,
-    calls=4,
-    num_elements=512,
-    num_wrong=0,
-    max_error=1e-7,
-    relative_error=1e-7,
-    relative_tolerance=1e-6,
-    integers_exact=True,
-)
 
 floats = st.floats()
 times = st.floats(0.1, 1e9)

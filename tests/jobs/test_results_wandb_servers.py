@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import InfrastructureError
-from jobs.records import Case, Check, Row, Spread
+from jobs.records import Case, Row, Spread
 from jobs.results.wandb_process import service_pids
 from jobs.results.wandb_sink import WandbSink
 from jobs.settings import WandbMode, WandbSettings
+from tests.jobs.wandb_rows import CHECK
 
 pytestmark = pytest.mark.slow
 
@@ -29,16 +30,6 @@ KEY = "0123456789" * 4
 # What the sink may take beyond W&B's own limit, on a busy machine.
 MARGIN_S = 8.0
 CASE = Case(name="tiny", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
-CHECK = Check(
-    passed=True,
-    calls=4,
-    num_elements=512,
-    num_wrong=0,
-    max_error=1e-7,
-    relative_error=1e-7,
-    relative_tolerance=1e-6,
-    integers_exact=True,
-)
 
 
 def row(time_us: float) -> Row:
