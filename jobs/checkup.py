@@ -16,7 +16,6 @@ from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
 from jobs.gang.examiners import Examiners
 from jobs.gang.gang import Gang
-from jobs.gang.signals import stop_on_signals
 from jobs.health import gpu_findings, host_findings
 from jobs.health.facts import Bandwidth, HostFacts
 from jobs.health.finding import Finding, Verdict
@@ -30,6 +29,7 @@ from jobs.results.outcome import Outcome
 from jobs.results.run_dir import RunDir
 from jobs.rules import to_settings
 from jobs.settings import ClusterSettings, Implementation, Settings
+from jobs.signals import stop_on_signals
 
 logger = logging.getLogger(__name__)
 

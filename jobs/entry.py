@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_USAGE, JobStopped
-from jobs.gang.signals import stop_on_signals
 from jobs.results.outcome import Outcome
+from jobs.signals import stop_on_signals
 
 # Ray, jax, W&B and Hydra take seconds to import: later, when a signal already ends in a RESULT line.
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from jobs.attempts import Attempts
 from jobs.errors import JobStopped
-from jobs.gang.signals import raise_if_stopped
 from jobs.results.outcome import Outcome
+from jobs.signals import raise_if_stopped
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from jobs.errors import JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import Cluster, submission_id, submitted_git_sha
 from jobs.gang.island import Island, cut
-from jobs.gang.signals import stop_on_signals
 from jobs.gang.warm_gang import WarmGang
 from jobs.hosts import nvlink_domains, refuse_unfit_hosts
 from jobs.islands import Islands
@@ -42,6 +41,7 @@ from jobs.results.verdict import judge
 from jobs.results.wandb_sink import WandbSink
 from jobs.rules import to_settings
 from jobs.settings import Settings, World
+from jobs.signals import stop_on_signals
 from jobs.soak import soak_s
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ command -v ray >/dev/null || fail "no ray in $PWD/.venv/bin or on the PATH: run 
 base=$((20000 + SLURM_JOB_ID % 1000 * 10))
 gcs=$base dashboard=$((base + 1)) client=$((base + 2))
 ip=${RAY_HEAD_IP:-$(python3 -c 'import ray; print(ray.util.get_node_ip_address())')}
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${hosts%%$'\n'*}
 
 # A token for this cluster alone, where the other nodes can read it and other users can't.
 secrets=$(mktemp -d "$HOME/.cmkernel-slurm-$SLURM_JOB_ID-XXXXXX")

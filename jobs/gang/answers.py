@@ -12,7 +12,7 @@ from typing import Any
 
 from ray import ObjectRef
 
-from jobs.gang.signals import raise_if_stopped
+from jobs.signals import raise_if_stopped
 
 # How long a signal whose exception got lost can stay unnoticed.
 _CHECK_INTERVAL_S = 1.0

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from jobs.errors import NoCapacity
 from jobs.gang.cluster import Cluster
 from jobs.gang.shape import Node, plan, wanted_ranks
-from jobs.gang.signals import raise_if_stopped
 from jobs.settings import ClusterSettings
+from jobs.signals import raise_if_stopped
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from jobs.results.progress import Progress
 from jobs.results.robust import DEFAULT_OUTLIER_Z
 from jobs.results.soaking import Point
 from jobs.results.steps import Step
+from jobs.signals import signals_held
 from jobs.soak_record import SoakSlice
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,8 @@ logger = logging.getLogger(__name__)
 class Ledger:
     """Every row goes to the journal, to W&B and to the table, in this order; ``outcome`` keeps it condensed.
 
-    So the raw samples leave the driver's memory with the row, however many rows there are.
+    A signal that stops the job comes before or after a row, so that all of them have the same rows; and the raw samples
+    leave the driver's memory with the row, however many rows there are.
 
     Args:
       journal: of the run directory, open.
@@ -62,8 +64,9 @@ class Ledger:
 
         Raises:
           InfrastructureError: it can't be written to the journal.
+          JobStopped: a signal arrived meanwhile; the row is everywhere.
         """
-        with self.lock:
+        with self.lock, signals_held():
             self._journal.append(row)
             assert self._outcome.wandb is not None
             self._outcome.wandb.log_row(row.condensed(), members)
@@ -80,8 +83,9 @@ class Ledger:
 
         Raises:
           InfrastructureError: it can't be written to its journal.
+          JobStopped: a signal arrived meanwhile; the slice is everywhere.
         """
-        with self.lock:
+        with self.lock, signals_held():
             assert self._soak_journal is not None
             self._soak_journal.append(found)
             self._outcome.soak.append(Point.of(found, outlier_z=self._outlier_z))

@@ -14,10 +14,10 @@ from jobs.errors import GangLost, InfrastructureError, JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang, RankFailed
-from jobs.gang.signals import stop_on_signals
 from jobs.hosts import refuse_unfit_hosts
 from jobs.measure.pulse import PULSE
 from jobs.settings import ClusterMode, ClusterSettings
+from jobs.signals import stop_on_signals
 
 NUM_RANKS = 2
 SETTINGS = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=90, placement_timeout_s=20)

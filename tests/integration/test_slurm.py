@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 
 # What stands for Slurm: two nodes, whose steps start on this host.
 COMMANDS = {
-    "scontrol": 'printf "%s\\n" node1 node2',
+    # As where it is slow: whoever reads no more than the first line is gone by the second.
+    "scontrol": "echo node1 && sleep 0.5 && echo node2",
     "srun": 'printf "%s\\n" "$*" >>"$SRUN_LOG"; while [[ $1 == --* ]]; do shift; done; exec "$@"',
 }
 

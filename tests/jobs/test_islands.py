@@ -8,9 +8,9 @@ import time
 import pytest
 
 from jobs.errors import InfrastructureError, JobStopped
-from jobs.gang.signals import raise_if_stopped, stop_on_signals
 from jobs.islands import Islands
 from jobs.results.outcome import Outcome
+from jobs.signals import raise_if_stopped, stop_on_signals
 
 
 class Attempts:

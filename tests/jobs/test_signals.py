@@ -1,11 +1,12 @@
 import logging
 import os
 import signal
+import threading
 
 import pytest
 
 from jobs.errors import JobStopped
-from jobs.gang.signals import raise_if_stopped, stop_on_signals
+from jobs.signals import raise_if_stopped, signals_held, stop_on_signals
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -83,3 +84,42 @@ def test_exception_that_got_lost():
 
     with pytest.raises(JobStopped):
         run(body)
+
+
+def test_held_until_the_outermost_block_ends():
+    done = []
+
+    def body():
+        with signals_held():
+            with signals_held():
+                os.kill(os.getpid(), signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+        pytest.fail("the signal was lost")
+
+    with pytest.raises(JobStopped):
+        run(body)
+    assert done == ["inner", "outer"]
+
+
+def test_another_thread_does_not_hold_the_signals_of_the_main_one():
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with signals_held():
+            inside.set()
+            leave.wait()
+
+    def body():
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("the signal was held")
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    try:
+        with pytest.raises(JobStopped):
+            run(body)
+    finally:
+        leave.set()
+        thread.join()

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 @dataclasses.dataclass
 class _State:
     depth: int = 0
+    held: int = 0
     signal_number: int | None = None
     previous: dict[signal.Signals, Any] = dataclasses.field(default_factory=dict)
 
@@ -67,6 +69,24 @@ def raise_if_stopped() -> None:
         raise JobStopped(_state.signal_number)
 
 
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let the body come to its end first: a signal that arrives in it raises ``JobStopped`` where the block ends.
+
+    For what must be done as a whole or not at all. Other threads than the main one are never interrupted anyway.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _state.held += 1
+    try:
+        yield
+    finally:
+        _state.held -= 1
+    if not _state.held:
+        raise_if_stopped()
+
+
 def _install() -> None:
     for number in _SIGNALS:
         signal.signal(number, _handle)
@@ -77,4 +97,5 @@ def _handle(number: int, frame: FrameType | None) -> None:
         logger.warning("signal %d: already stopping after signal %d", number, _state.signal_number)
         return
     _state.signal_number = number
-    raise JobStopped(number)
+    if not _state.held:
+        raise JobStopped(number)

@@ -1,0 +1,44 @@
+"""A signal that comes while a row is on its way."""
+
+import io
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from jobs.errors import JobStopped
+from jobs.results.journal import Journal, read
+from jobs.results.ledger import Ledger
+from jobs.results.outcome import Outcome
+from jobs.results.progress import Progress
+from jobs.results.wandb_sink import WandbSink
+from jobs.settings import WandbMode, WandbSettings
+from jobs.signals import stop_on_signals
+from tests.jobs.simulated_runs import row
+from tests.jobs.test_results_wandb import inspect
+
+
+class StoppedJournal(Journal):
+    """The job is told to stop as soon as the row is on the disk."""
+
+    def append(self, row):
+        super().append(row)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_row_is_in_journal_run_table_and_outcome_before_the_job_stops(tmp_path):
+    outcome, stream = Outcome(), io.StringIO()
+    settings = WandbSettings(mode=WandbMode.offline)
+    outcome.wandb = WandbSink.start(settings, run_dir=tmp_path, config={}, group=None, tags=[])
+    members = [SimpleNamespace(rank=rank, host="h", device_kind="cpu") for rank in range(2)]
+    with StoppedJournal(tmp_path / "results.jsonl") as journal, Progress(stream) as progress:
+        ledger = Ledger(journal, outcome, progress)
+        with pytest.raises(JobStopped), stop_on_signals():
+            ledger.take(row({"kernel_us": [[[100.0]], [[101.0]]]}), members)
+    wandb_dir = outcome.wandb.dir
+    outcome.wandb.finish(exit_code=143, status="stopped")
+    assert len(read(tmp_path / "results.jsonl")) == len(outcome.rows) == 1
+    assert len([line for line in stream.getvalue().splitlines() if line.strip()]) == 1
+    steps = [record["history"]["item"] for record in inspect(wandb_dir) if record["type"] == "history"]
+    assert len([step for step in steps if "mosaic_gpu/kernel_us" in step]) == 1
