@@ -15,6 +15,9 @@ OPERAND_BYTES = 2
 WARPGROUP_THREADS = 128
 MAX_ACCUMULATOR_REGISTERS = 192
 NUM_COMPUTE_WARPGROUPS = 2
+# What Mosaic takes: mbarriers in a group, which are one for each slot; and rows of a copy, which it counts in eights.
+MAX_CONCURRENT_STEPS = 32
+MAX_CTA_TILE_M = 8 * 256
 # Mbarriers (8 bytes each) and the padding that the 1024-byte alignment of swizzled tiles can cost.
 SMEM_RESERVE_BYTES = 2_048
 # What a communication CTA copies at a time: 16 KiB. Large enough for the copy engine, small enough that many fit.
@@ -47,7 +50,7 @@ class TileConfig:
     tile_k: int = 64
     """Depth of one pipeline step: 16, 32, 64 or 128 elements."""
     max_concurrent_steps: int = 4
-    """Pipeline depth: SMEM slots of lhs and rhs tiles. At least 2, as a sent slot is released one step late."""
+    """Pipeline depth: SMEM slots of lhs and rhs tiles. 2, as a sent slot is released one step late, to 32."""
     epi_tile_m: int = 64
     """Rows that the epilogue stores at a time; divides ``tile_m``."""
     epi_tile_n: int = 64
@@ -58,6 +61,7 @@ class TileConfig:
     """Dimension along which the two compute warpgroups split the CTA's tile."""
 
     def __post_init__(self) -> None:
+        _validate_types(self)
         for name in (
             "tile_m",
             "tile_n",
@@ -69,10 +73,6 @@ class TileConfig:
         ):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(field.default, MatmulDimension) and not isinstance(value, MatmulDimension):
-                raise ValueError(f"{field.name}={value!r} must be a MatmulDimension")
         if self.tile_m % 64:
             raise ValueError(f"tile_m={self.tile_m} must be a multiple of 64, the M of a wgmma instruction")
         if self.tile_k not in (16, 32, 64, 128):
@@ -82,8 +82,16 @@ class TileConfig:
                 f"tile_n={self.tile_n} must be a multiple of {self.swizzle_elems} (the swizzle that "
                 f"tile_k={self.tile_k} gives) and at most 256, the N of a wgmma instruction"
             )
-        if self.max_concurrent_steps < 2:
-            raise ValueError(f"max_concurrent_steps={self.max_concurrent_steps} must be at least 2")
+        if not 2 <= self.max_concurrent_steps <= MAX_CONCURRENT_STEPS:
+            raise ValueError(
+                f"max_concurrent_steps={self.max_concurrent_steps} must be at least 2 and at most "
+                f"{MAX_CONCURRENT_STEPS}, the barriers that Mosaic has in a group"
+            )
+        if self.cta_tile_m > MAX_CTA_TILE_M:
+            raise ValueError(
+                f"tile_m={self.tile_m} with wg_dimension={self.wg_dimension.name} gives a block {self.cta_tile_m} "
+                f"rows; at most {MAX_CTA_TILE_M} fit in a copy"
+            )
         if self.tile_m % self.epi_tile_m or self.epi_tile_m % 64:
             raise ValueError(f"epi_tile_m={self.epi_tile_m} must be a multiple of 64 that divides tile_m={self.tile_m}")
         if self.tile_n % self.epi_tile_n or self.epi_tile_n % 16:
@@ -181,6 +189,7 @@ class PpermuteConfig:
     """Pieces of rows in which a shard is sent and multiplied; at most as many as it has rows."""
 
     def __post_init__(self) -> None:
+        _validate_types(self)
         if self.num_chunks < 1:
             raise ValueError(f"num_chunks={self.num_chunks} must be at least 1")
 
@@ -217,9 +226,13 @@ def from_plain(implementation: str, options: Mapping[str, Any]) -> Config:
             if value not in MatmulDimension.__members__:
                 raise ValueError(f"{name}={value!r} must be M or N")
             values[name] = MatmulDimension[value]
-        elif type(value) is not type(defaults[name]):
-            raise ValueError(f"{name}={value!r} must be of type {type(defaults[name]).__name__}")
     return config_type(**values)
+
+
+def _validate_types(config: Any) -> None:
+    for field in dataclasses.fields(config):
+        if type(value := getattr(config, field.name)) is not type(field.default):
+            raise ValueError(f"{field.name}={value!r} must be of type {type(field.default).__name__}")
 
 
 def pipeline_bytes(config: TileConfig) -> int:

@@ -18,6 +18,8 @@ from cmkernel.config import (
 )
 
 TILED = (KernelConfig, SimpleKernelConfig)
+# So small that more of it fits in shared memory than Mosaic takes.
+NARROW = {"tile_m": 64, "tile_n": 16, "tile_k": 16, "epi_tile_n": 16, "wg_dimension": MatmulDimension.M}
 
 
 def test_smem_of_the_article_config_is_what_its_tiles_add_up_to():
@@ -39,11 +41,17 @@ def test_the_defaults_of_both_kernels_compute_the_same_tile():
         ({"tile_n": 288}, "tile_n=288 must be a multiple of 64"),
         ({"tile_n": 320}, "tile_n=320 must be .* at most 256"),
         ({"tile_k": 48}, "tile_k=48 must be 16, 32, 64 or 128"),
-        ({"max_concurrent_steps": 1}, "max_concurrent_steps=1 must be at least 2"),
+        ({"max_concurrent_steps": 1}, "max_concurrent_steps=1 must be at least 2 and at most 32"),
+        ({**NARROW, "max_concurrent_steps": 33}, "max_concurrent_steps=33 must be at least 2 and at most 32"),
+        (
+            {**NARROW, "tile_m": 1088, "max_concurrent_steps": 2},
+            "tile_m=1088 with wg_dimension=M gives a block 2176 rows; at most 2048 fit in a copy",
+        ),
         ({"epi_tile_m": 96}, "epi_tile_m=96 must be a multiple of 64 that divides tile_m="),
         ({"epi_tile_n": 60}, "epi_tile_n=60 must be a multiple of 16 that divides tile_n="),
         ({"grid_tile_width": 0}, "grid_tile_width=0 must be at least 1"),
-        ({"wg_dimension": "M"}, "wg_dimension='M' must be a MatmulDimension"),
+        ({"wg_dimension": "M"}, "wg_dimension='M' must be of type MatmulDimension"),
+        ({"tile_m": 64.0}, "tile_m=64.0 must be of type int"),
         ({"tile_m": 128, "tile_n": 256, "epi_tile_n": 64}, "needs 256 accumulator registers"),
         ({"max_concurrent_steps": 5}, f"bytes of shared memory a block; the limit is {SMEM_LIMIT_BYTES}"),
     ],

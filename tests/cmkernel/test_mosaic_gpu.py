@@ -198,6 +198,12 @@ def test_the_ring_lowers_for_cuda(config, num_ranks):
     assert (f"tensor<{num_ranks - 1}x1024x768xbf16>" in text) == (num_ranks > 1)
 
 
+@pytest.mark.parametrize("options", [{"max_concurrent_steps": 32}, {"tile_m": 1024, "max_concurrent_steps": 2}])
+def test_the_most_that_the_laws_allow_lowers(options):
+    narrow = {"tile_n": 16, "tile_k": 16, "epi_tile_n": 16, "wg_dimension": M}
+    assert "mosaic_gpu" in lowered(num_ranks=2, config=KernelConfig(**narrow, **options))
+
+
 @pytest.mark.parametrize(
     ("shape", "result", "scratch"),
     [

@@ -121,5 +121,5 @@ def test_the_tiles_that_the_user_sets_reach_the_kernel_as_they_are():
     config = cmkernel.SimpleKernelConfig(**request.config)
     assert config.wg_dimension is config.grid_minor_dim is cmkernel.MatmulDimension.M
     assert (config.cta_tile_m, config.cta_tile_n) == (128, 128)
-    with pytest.raises(ValueError, match="wg_dimension='M' must be a MatmulDimension"):
+    with pytest.raises(ValueError, match="wg_dimension='M' must be of type MatmulDimension"):
         cmkernel.SimpleKernelConfig(wg_dimension="M")
