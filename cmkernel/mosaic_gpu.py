@@ -196,7 +196,7 @@ def call(
         # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.move)
 
-    return plgpu.kernel(
+    kernel = plgpu.kernel(
         ring_all_gather_matmul_kernel,
         out_type=out_type,
         scratch_types=smem,
@@ -210,7 +210,10 @@ def call(
             unsafe_no_auto_barriers=True,
         ),
         interpret=interpret,
-    )(*operands)
+    )
+    # The kernel's integers are int32: with jax_enable_x64, those of Python would be int64 beside them.
+    with jax.enable_x64(False):
+        return kernel(*operands)
 
 
 def _launch(

@@ -304,7 +304,7 @@ def _launch(
     if num_ranks > 1:
         # Keep slices around the call out of it: see `mosaic_gpu`.
         operands = [lax.optimization_barrier(operand) for operand in operands]
-    results = plgpu.kernel(
+    kernel = plgpu.kernel(
         ring_all_gather_matmul_kernel,
         out_type=out_type,
         scratch_types=_smem_types(config, lhs.dtype),
@@ -314,7 +314,10 @@ def _launch(
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
-    )(*operands)
+    )
+    # The kernel's integers are int32: with jax_enable_x64, those of Python would be int64 beside them.
+    with jax.enable_x64(False):
+        results = kernel(*operands)
     if num_ranks == 1:
         return results[0], None
     out, received = (lax.optimization_barrier(result) for result in results)

@@ -377,6 +377,17 @@ def test_scanned_layers_lower_with_the_kernels(implementation, save_gathered_lhs
     assert text.count('"stablehlo.all_gather"(') == (1 if save_gathered_lhs else 2)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("implementation", ["mosaic_gpu", "mosaic_gpu_simple"])
+def test_the_kernels_lower_where_integers_have_64_bits(implementation, num_ranks, monkeypatch):
+    monkeypatch.setattr(hardware, "unsupported_reason", lambda **_: None)
+    monkeypatch.setattr(hardware, "num_sms", lambda: 132)
+    lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((num_ranks * 256, 128), (128, num_ranks * 256)))
+    with jax.enable_x64(True):
+        product = on_ranks(multiply(implementation=implementation), (ROWS, COLUMNS), COLUMNS, num_ranks=num_ranks)
+        assert "@mosaic_gpu" in product.trace(lhs, rhs).lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("implementation", ["mosaic_gpu", "mosaic_gpu_simple"])
 def test_vmap_of_a_kernel_is_refused(implementation, monkeypatch):
     monkeypatch.setattr(hardware, "unsupported_reason", lambda **_: None)
