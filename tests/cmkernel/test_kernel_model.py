@@ -1,5 +1,6 @@
 """No interleaving of ranks, warps and copies makes ``mosaic_gpu`` read early, overwrite or stop; a planted bug does."""
 
+import dataclasses
 import functools
 import random
 
@@ -28,17 +29,29 @@ def recorded(config, num_ranks, *, m_shard=192, k=320, n_shard=128, num_sms=None
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("num_ranks", range(2, 9))
 def test_random_interleavings(config, num_ranks):
     recording = recorded(config, num_ranks)
-    for seed, slow in enumerate((0.5, 0.0) if num_ranks < 8 else (0.5,)):
+    for seed, slow in enumerate((0.5, 0.0) if num_ranks < 5 else (0.5,)):
         kernel_model.explore_randomly(recording, random.Random(seed), slow=slow)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, *(pytest.param(num, marks=pytest.mark.slow) for num in range(5, 9))])
 def test_whoever_is_late(config, num_ranks):
     recording = recorded(config, num_ranks)
+    for victim in kernel_model.victims(recording).values():
+        kernel_model.explore_delaying(recording, random.Random(0), victim)
+
+
+@pytest.mark.parametrize("name", ["both ways", "in-tile"])
+def test_halves_of_tiles_that_are_sent_on(name):
+    """Where the last wave has tiles of earlier steps than the last, one of two halves sends."""
+    config = dataclasses.replace(CONFIGS[name], tile_n=128, split_last_wave=True)
+    recording = recorded(config, 3, m_shard=128, k=256, num_sms=7)
+    assert recording.protocol.num_split_tiles > recording.protocol.num_tiles
+    assert recording.protocol.sends_in_tile
+    kernel_model.explore_randomly(recording, random.Random(0), slow=0.5)
     for victim in kernel_model.victims(recording).values():
         kernel_model.explore_delaying(recording, random.Random(0), victim)
 
@@ -74,7 +87,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("config", SENDING.values(), ids=SENDING)
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, *(pytest.param(num, marks=pytest.mark.slow) for num in (5, 6, 7)), 8])
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug, num_ranks, config, monkeypatch):
     if bug is plant_wrong_slot and num_ranks == 2:
