@@ -56,7 +56,7 @@ def all_gather_matmul(
 
     Differentiable in reverse mode, with one backward pass for all implementations: ``cmkernel.gradient``. It computes
     ``d_lhs`` by a matmul and a reduce-scatter in float32, and ``d_rhs`` from the gathered lhs. Not for ``jax.jvp``, and
-    with the ``mosaic_gpu`` kernels not for ``jax.vmap``: both raise.
+    with the ``mosaic_gpu`` kernels neither for ``jax.vmap`` nor for second derivatives: all raise.
 
     Args:
       lhs: This rank's rows of the left operand.
@@ -142,18 +142,30 @@ def _passes(
 
     if choice.implementation not in ("mosaic_gpu", "mosaic_gpu_simple"):
         return multiply, multiply_and_gather
-    return _not_batched(multiply), _not_batched(multiply_and_gather)
+    return _called_only(multiply), _called_only(multiply_and_gather)
 
 
-def _not_batched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, refused under ``jax.vmap``: its kernel counts arrivals once a call, not once a batch element."""
-    refused = jax.custom_batching.custom_vmap(function)
+def _called_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, refused where jax would transform its kernel.
 
-    @refused.def_vmap
+    Under ``jax.vmap``, as it counts arrivals once a call, not once a batch element; and where a gradient is
+    differentiated again, as that would differentiate the kernel itself.
+    """
+    not_batched = jax.custom_batching.custom_vmap(function)
+
+    @not_batched.def_vmap
     def _refuse(axis_size: int, *_: Any) -> Any:
         raise NotImplementedError(
             f"jax.vmap of {axis_size=} over the kernel isn't supported; pass lhs as [batch, m_shard, k], or use "
             'implementation="ppermute"'
         )
 
-    return refused
+    not_differentiated = jax.custom_jvp(not_batched)
+
+    @not_differentiated.defjvp
+    def _refuse_again(*_: Any) -> Any:
+        raise NotImplementedError(
+            'a gradient of the kernel can\'t be differentiated again; use implementation="ppermute"'
+        )
+
+    return not_differentiated

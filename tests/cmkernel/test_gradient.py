@@ -398,6 +398,46 @@ def test_vmap_of_a_kernel_is_refused(implementation, monkeypatch):
         on_ranks(product, (BATCHED, COLUMNS), BATCHED_OUT, num_ranks=2).trace(lhs, rhs)
 
 
+def product_of_a_loss(transform):
+    """What ``transform`` makes of the gradient of a loss, for arrays around ``jax.shard_map``."""
+
+    def program(product, lhs, rhs):
+        def loss(lhs):
+            return jnp.sum(jnp.square(product(lhs, rhs).astype(jnp.float32)))
+
+        return transform(jax.grad(loss), lhs)
+
+    return program
+
+
+SECOND_DERIVATIVES = {
+    "reverse over reverse": product_of_a_loss(lambda grad, lhs: jax.vjp(grad, lhs)[1](lhs)[0]),
+    "forward over reverse": product_of_a_loss(lambda grad, lhs: jax.jvp(grad, (lhs,), (lhs,))[1]),
+}
+
+
+@pytest.mark.parametrize("save_gathered_lhs", [False, True])
+@pytest.mark.parametrize("second", SECOND_DERIVATIVES.values(), ids=SECOND_DERIVATIVES)
+def test_second_derivatives_of_the_portable_implementations(second, save_gathered_lhs):
+    lhs, rhs = integers(0, (4 * M_SHARD, K)), integers(1, (K, 4 * N_SHARD))
+    options = {"implementation": "ppermute", "save_gathered_lhs": save_gathered_lhs}
+    product = on_ranks(multiply(**options), (ROWS, COLUMNS), COLUMNS)
+    assert (second(product, lhs, rhs) == second(functools.partial(jnp.dot, precision="highest"), lhs, rhs)).all()
+
+
+@pytest.mark.parametrize("save_gathered_lhs", [False, True])
+@pytest.mark.parametrize("implementation", ["mosaic_gpu", "mosaic_gpu_simple"])
+@pytest.mark.parametrize("second", SECOND_DERIVATIVES.values(), ids=SECOND_DERIVATIVES)
+def test_second_derivatives_of_a_kernel_are_refused(second, implementation, save_gathered_lhs, monkeypatch):
+    monkeypatch.setattr(hardware, "unsupported_reason", lambda **_: None)
+    monkeypatch.setattr(hardware, "num_sms", lambda: 132)
+    options = {"implementation": implementation, "save_gathered_lhs": save_gathered_lhs}
+    product = on_ranks(multiply(**options), (ROWS, COLUMNS), COLUMNS, num_ranks=2)
+    lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((256, 128), (128, 512)))
+    with pytest.raises(NotImplementedError, match=r"gradient of the kernel can't be .* again; use .*ppermute"):
+        jax.jit(functools.partial(second, product)).trace(lhs, rhs)
+
+
 def assert_barriers_around_kernels(text):
     """Each array has a barrier of its own: without, XLA fuses slices into the kernel; returns the number of kernels."""
     lines = text.split("\n")
