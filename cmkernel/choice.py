@@ -76,6 +76,7 @@ def choose_implementation(
     if isinstance(config, SimpleKernelConfig):
         validate_shape(config, m_shard=math.prod(lhs.shape[:-1]), k=lhs.shape[-1], n_shard=rhs.shape[1])
     if (reason := _refusal(lhs, axis_name, hosts)) is None:
+        _validate_shard_map(axis_name)
         if implementation == "auto" and config is None:
             return _fastest(lhs, rhs, axis_name, table)
         reason = "named" if implementation != "auto" else "its config is named"
@@ -120,6 +121,14 @@ def _validate_operands(lhs: jax.Array, rhs: jax.Array, out_dtype: jax.typing.DTy
         raise ValueError(f"lhs.dtype={lhs.dtype} must be float16, bfloat16 or float32")
     if jnp.dtype(out_dtype) not in (lhs.dtype, jnp.float32):
         raise ValueError(f"out_dtype={jnp.dtype(out_dtype)} must be lhs.dtype={lhs.dtype} or float32")
+
+
+def _validate_shard_map(axis_name: AxisName) -> None:
+    """Raise ``ValueError`` where jax tracks which values vary between ranks, which it can't through a kernel."""
+    if jax.typeof(lax.axis_index(axis_name)).manual_axis_type.varying:
+        raise ValueError(
+            "jax.shard_map has check_vma=True, which the mosaic_gpu kernels can't do; pass check_vma=False"
+        )
 
 
 def _refusal(lhs: jax.Array, axis_name: AxisName, hosts: TwoLevelRing | None) -> str | None:

@@ -138,11 +138,24 @@ def test_auto_takes_what_the_model_expects_to_be_fastest_where_all_can_run(m_sha
     specs = PartitionSpec("x", None), PartitionSpec(None, "x")
     operands = jnp.zeros((2 * m_shard, 4096), jnp.bfloat16), jnp.zeros((4096, 2 * 4096), jnp.bfloat16)
     with caplog.at_level(logging.INFO, logger="cmkernel"):
-        jax.eval_shape(jax.shard_map(choose, mesh=mesh, in_specs=specs, out_specs=specs[0]), *operands)
+        jax.eval_shape(jax.shard_map(choose, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False), *operands)
     assert choices[0].implementation == expected
     assert (choices[0].config is not None) == (expected == "mosaic_gpu")
     assert choices[0].reason.startswith("expected to be the fastest: mosaic_gpu ")
     assert f"takes {expected}, expected" in caplog.text
+
+
+@pytest.mark.parametrize("implementation", ["auto", "mosaic_gpu", "mosaic_gpu_simple"])
+def test_a_kernel_needs_a_shard_map_that_does_not_track_what_varies(implementation, monkeypatch):
+    monkeypatch.setattr(cmkernel.hardware, "unsupported_reason", lambda axis_name: None)
+    monkeypatch.setattr(cmkernel.hardware, "num_sms", lambda: 132)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    function = functools.partial(cmkernel.all_gather_matmul, axis_name="x", implementation=implementation)
+    specs = {"in_specs": (PartitionSpec("x", None), PartitionSpec(None, "x")), "out_specs": PartitionSpec(None, "x")}
+    operands = jnp.zeros((1024, 4096), jnp.bfloat16), jnp.zeros((4096, 4096), jnp.bfloat16)
+    with pytest.raises(ValueError, match=r"shard_map has check_vma=True, .* pass check_vma=False"):
+        jax.eval_shape(jax.shard_map(function, mesh=mesh, **specs), *operands)
+    jax.eval_shape(jax.shard_map(function, mesh=mesh, check_vma=False, **specs), *operands)
 
 
 @pytest.mark.parametrize(
