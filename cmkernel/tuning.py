@@ -41,7 +41,7 @@ _HALF_TIMES = {256: 0.54, 128: 0.61}
 # All times as measured on H200s on 2026-11-30; docs/kernel.md has the rows.
 # A multiply-add of one row, one column and one element of k, in a CTA tile of 128 x 256.
 _STEP_US = 0.68 / (128 * 256 * 64)
-# What reads weights that don't stay in the L2.
+# What reads weights that don't stay in the L2, and what a copy reads and writes.
 _MEMORY_BYTES_PER_US = 4.0e6
 # What one communication CTA sends beside a multiply, and what the link takes of all of them.
 _SENDER_BYTES_PER_US, _LINK_BYTES_PER_US = 34e3, 265e3
@@ -186,10 +186,24 @@ def modelled_calls_us(
     gather_us = _gather_us((num_ranks - 1) * m_shard * k * OPERAND_BYTES)
     exchange_us = _gather_us(m_shard * k * OPERAND_BYTES)
     return {
-        "mosaic_gpu": _CALL_US + modelled_us(config, m_shard=m_shard, num_ranks=num_ranks, **sizes),
-        "ppermute": (num_ranks - 1) * exchange_us + num_ranks * _gemm_us(m=m_shard, **sizes),
+        "mosaic_gpu": (
+            _CALL_US
+            + _padding_us(config, m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=num_ranks)
+            + modelled_us(config, m_shard=m_shard, num_ranks=num_ranks, **sizes)
+        ),
+        # Before ppermute: of equals `auto` takes the first, and this one is a single exchange and multiply.
         "xla": gather_us + _gemm_us(m=num_ranks * m_shard, **sizes),
+        "ppermute": (num_ranks - 1) * exchange_us + num_ranks * _gemm_us(m=m_shard, **sizes),
     }
+
+
+def _padding_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int) -> float:
+    """Copies of what has to grow before the kernel and of what is sliced after it; not measured."""
+    unit = config.swizzle_elems
+    grows_m, grows_k, grows_n = m_shard % 8 > 0, k % unit > 0, n_shard % unit > 0
+    copied = (grows_m or grows_k) * m_shard * k + (grows_k or grows_n) * k * n_shard
+    copied += (grows_m or grows_n) * num_ranks * m_shard * n_shard
+    return 2 * copied * OPERAND_BYTES / _MEMORY_BYTES_PER_US
 
 
 def _gather_us(received_bytes: float) -> float:

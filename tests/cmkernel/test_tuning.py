@@ -90,6 +90,30 @@ def test_which_implementation_was_measured_to_be_fastest(shape, fastest):
     assert min(times_us, key=times_us.get) == fastest
 
 
+def test_of_equals_the_one_with_fewer_parts_is_taken():
+    sizes = {"m_shard": 256, "k": 4104, "n_shard": 4100, "num_ranks": 2, "num_sms": NUM_SMS}
+    times_us = modelled_calls_us(heuristic_config(**sizes), **sizes)
+    assert times_us["ppermute"] == pytest.approx(times_us["xla"])
+    assert min(times_us, key=times_us.get) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("change", "num_copied"),
+    [
+        ({}, 0),
+        ({"m_shard": 1023}, 1023 * 4096 + 2 * 1023 * 4096),
+        ({"k": 4104}, (1024 + 4096) * 4104),
+        ({"n_shard": 4104}, (4096 + 2 * 1024) * 4104),
+    ],
+)
+def test_the_kernel_pays_for_the_copies_of_what_it_pads(change, num_copied):
+    """Elements that are copied, read and written at 4 TB/s."""
+    sizes = {"m_shard": 1024, "k": 4096, "n_shard": 4096} | change | {"num_ranks": 2, "num_sms": NUM_SMS}
+    config = heuristic_config(**sizes)
+    paid_us = modelled_calls_us(config, **sizes)["mosaic_gpu"] - modelled_us(config, **sizes) - 6
+    assert paid_us == pytest.approx(num_copied * 2 * 2 / 4e6)
+
+
 @pytest.mark.parametrize(
     ("m_shard", "k", "n_shard"), [(1024, 4096, 4096), (256, 8192, 3072), (64, 256, 256), (64, 32, 64)]
 )
