@@ -62,7 +62,7 @@ def compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> Comparison:
     error = jnp.abs(result.astype(jnp.float32) - expected)
     tolerance = u * jnp.abs(expected) + accumulation * row_norms[:, None] * column_norms[None, :]
     # `not <=` rather than `>`: a NaN must count as wrong.
-    num_wrong = jnp.sum(~(error <= tolerance), dtype=jnp.int32)
+    num_wrong = count(~(error <= tolerance))
     norm = jnp.linalg.norm(expected)
     accumulated = accumulation * jnp.linalg.norm(row_norms) * jnp.linalg.norm(column_norms)
     return Comparison(num_wrong, jnp.max(error), jnp.linalg.norm(error) / norm, u + accumulated / norm)
@@ -74,4 +74,13 @@ def num_different(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> jax.Arra
     For integer-valued operands whose sums stay below 2**24: float32 then holds every partial sum exactly, so the order
     of the additions can't matter and the result must be exact.
     """
-    return jnp.sum(result != oracle(lhs, rhs).astype(result.dtype), dtype=jnp.int32)
+    return count(result != oracle(lhs, rhs).astype(result.dtype))
+
+
+def count(wrong: jax.Array) -> jax.Array:
+    """How many of ``wrong``, bool ``[m, n]``, as int32, which ends just below 2**31: 2**32 would wrap round to 0.
+
+    Exact below 2**24.
+    """
+    in_rows = jnp.sum(wrong, axis=1, dtype=jnp.int32)
+    return jnp.minimum(jnp.sum(in_rows.astype(jnp.float32)), 2.0**31 - 2.0**7).astype(jnp.int32)

@@ -66,3 +66,10 @@ def test_integers_must_match_exactly(dtype):
     other = np.asarray(result).copy()
     other[0, 0] = np.nextafter(other[0, 0], other.dtype.type(np.inf))
     assert reference.num_different(jnp.asarray(other), lhs, rhs) == 1
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(0, 0), (3, 3 * 2**16), (2**16, 2**31 - 128)])
+def test_wrong_elements_are_counted_without_wrapping_round(rows, expected):
+    """In int32, all 2**32 elements of a large result would be none."""
+    wrong = jax.jit(lambda rows: reference.count(jnp.broadcast_to(jnp.arange(2**16)[:, None] < rows, (2**16, 2**16))))
+    assert wrong(rows) == expected
