@@ -138,3 +138,11 @@ def test_scripts_of_the_readme_exist():
     scripts = set(re.findall(r"scripts/\w+\.sh", (ROOT / "README.md").read_text()))
     assert scripts >= {"scripts/bench.sh", "scripts/test.sh"}
     assert [script for script in scripts if not os.access(ROOT / script, os.X_OK)] == []
+
+
+@pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="no README.md yet")
+def test_the_model_of_the_readme_runs_as_printed():
+    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    checks = "assert y.shape == (2048, 4096) and (y == 1024).all(); assert (d_a == 4096).all() and (d_b == 2048).all()"
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run([sys.executable, "-c", f"{sample}\n{checks}"], cwd=ROOT, env=environment, check=True)
