@@ -156,6 +156,15 @@ def test_nothing_reaches_beyond_the_picture(kind, llama3):
         assert beyond == []
 
 
+def test_a_long_name_does_not_push_the_legend_into_the_panels():
+    rows = [dataclasses.replace(row, case=dataclasses.replace(row.case, name="long" * 50)) for row in article_rows()]
+    with pictures.style.house_style():
+        figure = utilisation.figure(rows, H200)
+        figure.draw_without_rendering()
+    (ax,) = figure.axes
+    assert figure.legends[0].get_window_extent().y0 > ax._left_title.get_window_extent().y1
+
+
 # Utilisation
 
 
