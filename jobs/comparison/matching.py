@@ -63,8 +63,8 @@ class Matched:
     pairs: list[Pair]
     left_out: list[str]
     """What isn't compared, each with the reason."""
-    broken: list[Key]
-    """Keys whose check failed in NEW, and in no run of BASE."""
+    broken: dict[Key, str]
+    """What was right in BASE and is no more in NEW, with what became of it."""
 
 
 class _Side:
@@ -76,6 +76,7 @@ class _Side:
         self.configs: dict[Key, list[dict[str, Any]]] = {}
         unusable: dict[str, list[str]] = {}
         self.failed: set[Key] = set()
+        self.not_run: set[Key] = set()
         for run in runs:
             for key, rows in _by_key(run, switched).items():
                 case_name = rows[0].case.name
@@ -86,8 +87,8 @@ class _Side:
                         unusable.setdefault(f"{key}: {reason}", []).append(str(run.path))
                     else:
                         usable.append(row.samples_us[metric])
-                    if row.failed and not row.is_candidate:
-                        self.failed.add(key)
+                    if not row.is_candidate and (row.failed or row.check is None):
+                        (self.failed if row.failed else self.not_run).add(key)
                     configs = self.configs.setdefault(key, [])
                     config = {"implementation": row.implementation} if key in switched else row.config
                     if config and config not in configs:
@@ -128,8 +129,16 @@ def match(base: Sequence[Run], new: Sequence[Run], metric: str) -> Matched:
             if key in in_base.samples and key in in_new.samples
         ],
         left_out=left_out + [line for side in sides for line in side.unusable],
-        broken=[key for key in keys if key in in_new.failed and key in in_base.names and key not in in_base.failed],
+        broken={key: became for key in keys if (became := _broken(key, in_base, in_new))},
     )
+
+
+def _broken(key: Key, base: _Side, new: _Side) -> str | None:
+    if key in new.failed and key in base.names and key not in base.failed:
+        return "its check fails in NEW alone"
+    if key in new.not_run and key in base.samples and key not in base.not_run:
+        return "it couldn't run in NEW"
+    return None
 
 
 def _taken(runs: Sequence[Run]) -> dict[Key, set[str]]:

@@ -140,6 +140,17 @@ def test_a_case_that_turned_wrong_is_a_regression_too(tmp_path):
     assert compared(tmp_path / "without", [[measured(100)]], [[wrong]]).regressions == []
 
 
+def test_what_ran_and_runs_no_more_is_a_regression_too(tmp_path):
+    other, gone = measured(200), without_time(measured(100, implementation="jax_ring"), reason="jax has no such kernel")
+    base = [[other, measured(100, implementation="jax_ring")]]
+    found = compared(tmp_path / "gone", base, [[other, gone]], fail_over=0.03)
+    assert [line.partition(": ")[2] for line in found.regressions] == ["it couldn't run in NEW"]
+    assert found.regressions[0].startswith("jax_ring on m_shard=1024 ")
+    assert compared(tmp_path / "never", [[other, gone]], [[other, gone]], fail_over=0.03).regressions == []
+    assert compared(tmp_path / "new", [[other]], [[other, gone]], fail_over=0.03).regressions == []
+    assert compared(tmp_path / "left_out", base, [[other]], fail_over=0.03).regressions == []
+
+
 def test_devices_versions_timing_tiles_and_clocks_that_differ_are_said(tmp_path):
     environment = copy.deepcopy(ENVIRONMENT)
     environment["versions"]["jax"] = "0.11.3"
