@@ -67,6 +67,15 @@ class Entry:
     date: str
     jax: str
 
+    def __post_init__(self) -> None:
+        for name in ("us", "heuristic_us"):
+            time_us = getattr(self, name)
+            if type(time_us) not in (int, float) or not 0 < time_us < math.inf:
+                raise ValueError(f"{name}={time_us!r} must be a number above 0")
+        for name in ("date", "jax"):
+            if not isinstance(text := getattr(self, name), str):
+                raise ValueError(f"{name}={text!r} must be a string")
+
     @property
     def key(self) -> tuple[Any, ...]:
         """One entry of a table for each; the order of the lines."""
@@ -92,7 +101,9 @@ class Entry:
         try:
             data = dict(data)
             shape = Shape(**{field.name: data.pop(field.name) for field in dataclasses.fields(Shape)})
-            config = from_plain(data["implementation"], data.pop("config"))
+            if not isinstance(options := data.pop("config"), dict):
+                raise ValueError(f"config={options!r} must be an object of options")
+            config = from_plain(data["implementation"], options)
             return cls(shape=shape, config=config, **data)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -91,9 +91,9 @@ def _validate(settings: Settings) -> None:
                 f"timing.baselines={settings.timing.baselines}: {name!r} is none of {', '.join(BASELINES)}"
             )
     tuning = settings.tuning
-    for name in ("max_modelled", "early_stop"):
+    for name, of in (("max_modelled", "heuristic's modelled"), ("early_stop", "fastest")):
         if not (value := getattr(tuning, name)) >= 1:
-            raise UsageError(f"tuning.{name}={value} must be at least 1: it is a multiple of the fastest time")
+            raise UsageError(f"tuning.{name}={value} must be at least 1: it is a multiple of the {of} time")
     if tuning.round_size < 2:
         raise UsageError(f"tuning.round_size={tuning.round_size} must be at least 2: the heuristic and another one")
     if not 0 <= tuning.min_gain < 1:

@@ -109,20 +109,7 @@ def _measure(
             "wandb_group": earlier.get("wandb_group", submission_id() or _multirun()),
             **_attempts(earlier, islands),
         }
-        outcome.wandb = WandbSink.start(
-            settings.wandb,
-            run_dir=run_dir.path,
-            config={**dataclasses.asdict(settings), "environment": about},
-            name=about["wandb_name"],
-            group=settings.wandb.group or about["wandb_group"],
-            tags=[
-                *settings.wandb.tags,
-                f"D={cases[0].num_ranks}",
-                *sorted({case.dtype for case in cases}),
-                *([f"git={short_sha(about['git_sha'])}"] if about["git_sha"] else []),
-            ],
-            run_id=earlier.get("wandb_id"),
-        )
+        outcome.wandb = _start_wandb(settings, run_dir, about, cases, run_id=earlier.get("wandb_id"))
         about["wandb_id"] = outcome.wandb.run_id
         run_dir.write_environment(about)
         outcome.wandb.replay([(row, members_of(row, earlier)) for row in outcome.rows])
@@ -155,6 +142,23 @@ def _measure(
         if outcome.error is not None:
             # Nor does the next point of a multirun meet what an island's error may have left behind.
             warm.close()
+
+
+def _start_wandb(
+    settings: Settings, run_dir: RunDir, about: dict[str, Any], cases: Sequence[Case], *, run_id: str | None
+) -> WandbSink:
+    """The job's W&B run, or that of the job that it resumes; ``about`` is environment.json so far."""
+    dtypes = sorted({case.dtype for case in cases})
+    commit = [f"git={short_sha(about['git_sha'])}"] if about["git_sha"] else []
+    return WandbSink.start(
+        settings.wandb,
+        run_dir=run_dir.path,
+        config={**dataclasses.asdict(settings), "environment": about},
+        name=about["wandb_name"],
+        group=settings.wandb.group or about["wandb_group"],
+        tags=[*settings.wandb.tags, f"D={cases[0].num_ranks}", *dtypes, *commit],
+        run_id=run_id,
+    )
 
 
 def _with_ranks(settings: Settings, rows: Sequence[Row]) -> Settings:

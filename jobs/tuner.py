@@ -6,11 +6,11 @@ import copy
 import dataclasses
 import datetime
 import functools
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cmkernel import Table
 from cmkernel.candidates import kernel_candidates, ppermute_candidates
 from cmkernel.config import Config, from_plain, to_plain
 from cmkernel.tuned import Entry, Shape, shipped
@@ -36,7 +36,7 @@ from jobs.records import HEADLINE, Case, Row, Telemetry, spreads
 from jobs.results.run_dir import absolute
 from jobs.results.steps import Step, burst_name, round_name, tuning_steps
 from jobs.settings import Implementation, Settings, World, kernel_config
-from jobs.tables import read_table
+from jobs.tables import add_entry, read_table
 
 TABLE_NAME = "tuned.jsonl"
 _TUNED = (Implementation.auto, Implementation.mosaic_gpu, Implementation.ppermute)
@@ -80,6 +80,8 @@ class Tuner(Benchmark):
             raise UsageError(f"tuning.table={path}: {path.parent} is no folder")
         if path.exists():
             read_table("tuning.table", str(path))
+            if not os.access(path, os.W_OK):
+                raise UsageError(f"tuning.table={path}: the file isn't writable")
         try:
             # Here, not once the first case has been measured.
             tempfile.NamedTemporaryFile(dir=path.parent).close()
@@ -287,11 +289,7 @@ class Tuner(Benchmark):
         )
         assert self._settings.tuning.table
         path = Path(self._settings.tuning.table)
-        table = read_table("tuning.table", str(path)) if path.exists() else None
-        try:
-            (table or Table()).merged([entry]).write(path)
-        except OSError as error:
-            raise InfrastructureError(f"tuning.table={path}: can't be written ({error.strerror})") from error
+        add_entry("tuning.table", path, entry)
         found = f"no config is faster than the heuristic's, {winner.headline_us:.2f} us"
         if winner is not reference:
             gain = 1 - relative(winner.samples_us[HEADLINE], reference.samples_us[HEADLINE])

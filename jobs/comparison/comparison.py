@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jobs.comparison.differences import config_differences, differences
 from jobs.comparison.loading import Run
@@ -114,14 +114,14 @@ def compare(
     )
 
 
-def _regressions(rows: Sequence[ComparedRow], broken: Sequence[Key], fail_over: float) -> list[str]:
-    """A case that turned wrong has no time to compare, and must not pass for that."""
+def _regressions(rows: Sequence[ComparedRow], broken: Mapping[Key, str], fail_over: float) -> list[str]:
+    """A case that turned wrong or doesn't run has no time to compare, and must not pass for that."""
     slower = [
         f"{row.key} is {100 * row.change.relative:.1f} % slower"
         for row in rows
         if row.verdict is Verdict.slower and row.change.relative > fail_over
     ]
-    return slower + [f"{key}: its check fails in NEW alone" for key in broken]
+    return slower + [f"{key}: {became}" for key, became in broken.items()]
 
 
 def _assumed_spread(base: Sequence[Run], new: Sequence[Run]) -> float | None:

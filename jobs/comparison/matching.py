@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Self
 
 from jobs.comparison.loading import Run
 from jobs.records import Row
 
 _REASON_WIDTH = 160
+# As ``requested`` of a row has it.
+_AUTO = "auto"
 Samples = list[list[list[float]]]
 """Raw times of one run in microseconds: ``[rank][burst][sample]``."""
 
@@ -61,21 +63,22 @@ class Matched:
     pairs: list[Pair]
     left_out: list[str]
     """What isn't compared, each with the reason."""
-    broken: list[Key]
-    """Keys whose check failed in NEW, and in no run of BASE."""
+    broken: dict[Key, str]
+    """What was right in BASE and is no more in NEW, with what became of it."""
 
 
 class _Side:
-    """A side's samples, tiles and unusable rows by key."""
+    """A side's samples, tiles and unusable rows by key, with a key of ``auto`` for the cases ``switched``."""
 
-    def __init__(self, name: str, runs: Sequence[Run], metric: str) -> None:
+    def __init__(self, name: str, runs: Sequence[Run], metric: str, switched: Collection[Key]) -> None:
         self.names: dict[Key, str] = {}
         self.samples: dict[Key, list[Samples]] = {}
         self.configs: dict[Key, list[dict[str, Any]]] = {}
         unusable: dict[str, list[str]] = {}
         self.failed: set[Key] = set()
+        self.not_run: set[Key] = set()
         for run in runs:
-            for key, rows in _by_key(run).items():
+            for key, rows in _by_key(run, switched).items():
                 case_name = rows[0].case.name
                 self.names.setdefault(key, f"{key.island}: {case_name}" if key.island else case_name)
                 usable = []
@@ -84,11 +87,12 @@ class _Side:
                         unusable.setdefault(f"{key}: {reason}", []).append(str(run.path))
                     else:
                         usable.append(row.samples_us[metric])
-                    if row.failed and not row.is_candidate:
-                        self.failed.add(key)
+                    if not row.is_candidate and (row.failed or row.check is None):
+                        (self.failed if row.failed else self.not_run).add(key)
                     configs = self.configs.setdefault(key, [])
-                    if row.config and row.config not in configs:
-                        configs.append(row.config)
+                    config = {"implementation": row.implementation} if key in switched else row.config
+                    if config and config not in configs:
+                        configs.append(config)
                 if usable:
                     self.samples.setdefault(key, []).append(_joined(usable))
         self.unusable = [
@@ -101,9 +105,12 @@ def match(base: Sequence[Run], new: Sequence[Run], metric: str) -> Matched:
     """Pair up what both sides measured under ``metric``, in the order of BASE.
 
     A row whose check failed, that could not run or lacks the metric is never compared, and is said with its run; nor
-    are the candidates of a tuner.
+    are the candidates of a tuner. Where ``auto`` took one implementation in BASE and another one in NEW, these are
+    compared as ``auto``'s.
     """
-    sides = _Side("BASE", base, metric), _Side("NEW", new, metric)
+    taken = [_taken(runs) for runs in (base, new)]
+    switched = {key for key, names in taken[0].items() if names != taken[1].get(key, names)}
+    sides = _Side("BASE", base, metric, switched), _Side("NEW", new, metric, switched)
     in_base, in_new = sides
     keys = list(dict.fromkeys((*in_base.names, *in_new.names)))
     left_out = [f"{key}: only in BASE" for key in keys if key not in in_new.names]
@@ -122,14 +129,36 @@ def match(base: Sequence[Run], new: Sequence[Run], metric: str) -> Matched:
             if key in in_base.samples and key in in_new.samples
         ],
         left_out=left_out + [line for side in sides for line in side.unusable],
-        broken=[key for key in keys if key in in_new.failed and key in in_base.names and key not in in_base.failed],
+        broken={key: became for key in keys if (became := _broken(key, in_base, in_new))},
     )
 
 
-def _by_key(run: Run) -> dict[Key, list[Row]]:
+def _broken(key: Key, base: _Side, new: _Side) -> str | None:
+    if key in new.failed and key in base.names and key not in base.failed:
+        return "its check fails in NEW alone"
+    if key in new.not_run and key in base.samples and key not in base.not_run:
+        return "it couldn't run in NEW"
+    return None
+
+
+def _taken(runs: Sequence[Run]) -> dict[Key, set[str]]:
+    """What ``auto`` took, by the key that its rows would have as those of ``auto``."""
+    taken: dict[Key, set[str]] = {}
+    for row in (row for run in runs for row in run.rows if row.requested == _AUTO):
+        taken.setdefault(_of_auto(row), set()).add(row.implementation)
+    return taken
+
+
+def _of_auto(row: Row) -> Key:
+    return dataclasses.replace(Key.of(row), implementation=_AUTO)
+
+
+def _by_key(run: Run, switched: Collection[Key]) -> dict[Key, list[Row]]:
     rows: dict[Key, list[Row]] = {}
     for row in run.rows:
         rows.setdefault(Key.of(row), []).append(row)
+        if row.requested == _AUTO and _of_auto(row) in switched:
+            rows.setdefault(_of_auto(row), []).append(row)
     return rows
 
 

@@ -55,16 +55,22 @@ def read_run(path: Path) -> RecordedRun:
     """The run in the directory ``path``.
 
     Raises:
-      UsageError: its journal can't be read, or its environment isn't JSON.
+      UsageError: its journal can't be read, or its environment isn't JSON or none of a job.
     """
     rows = tuple(read(path / JOURNAL_NAME))
     try:
         environment = json.loads(_text(path / "environment.json") or "{}")
     except ValueError as error:
         raise UsageError(f"{path / 'environment.json'}: no JSON ({error})") from error
+    run = RecordedRun(path, rows, environment, _text(path / "config.yaml"))
+    try:
+        for member in run.members:
+            member.get("device_kind")
+    except (TypeError, AttributeError) as error:
+        raise UsageError(f"{path / 'environment.json'}: not of a job ({type(error).__name__}: {error})") from error
     outlier_z = environment.get("outlier_z", DEFAULT_OUTLIER_Z)
     soak = tuple(Point.of(found, outlier_z=outlier_z) for found in iterate_soak(path / SOAK_NAME))
-    return RecordedRun(path, rows, environment, _text(path / "config.yaml"), soak)
+    return dataclasses.replace(run, soak=soak)
 
 
 def read_runs(paths: Sequence[Path]) -> list[RecordedRun]:

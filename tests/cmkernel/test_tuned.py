@@ -55,6 +55,10 @@ def test_merging_replaces_the_entry_of_the_same_shape_alone():
         ('"m_shard": 0', "tuned.jsonl:2: no entry of a table .m_shard=0 must be an integer from 1 on"),
         ('"dtype": "float8"', "tuned.jsonl:2: no entry of a table .dtype='float8' must be one of bfloat16, "),
         ('"device_kind": null', "tuned.jsonl:2: no entry of a table .device_kind=None must be a string"),
+        ('"us": "fast"', "tuned.jsonl:2: no entry of a table .us='fast' must be a number above 0"),
+        ('"heuristic_us": 0', "tuned.jsonl:2: no entry of a table .heuristic_us=0 must be a number above 0"),
+        ('"date": null', "tuned.jsonl:2: no entry of a table .date=None must be a string"),
+        ('"config": []', "tuned.jsonl:2: no entry of a table .config=\\[\\] must be an object of options"),
     ],
 )
 def test_a_line_that_is_no_entry_is_named(line, message, tmp_path):
@@ -64,7 +68,7 @@ def test_a_line_that_is_no_entry_is_named(line, message, tmp_path):
     if line.startswith('"'):
         # An option of the good line with another value.
         name = line.partition(":")[0]
-        line = re.sub(rf'{name}: ("[^"]*"|\d+)', line, good.strip())
+        line = re.sub(rf'{name}: ("[^"]*"|[\d.]+|{{[^}}]*}})', line, good.strip())
     path.write_text(f"{good}{line}\n")
     with pytest.raises(ValueError, match=message):
         Table.read(path)

@@ -1,5 +1,7 @@
 """The report in a real browser, from a file and without a network."""
 
+import dataclasses
+
 import pytest
 
 from jobs.results.recorded_run import read_run
@@ -51,6 +53,24 @@ def test_a_click_on_a_title_sorts_by_number(tmp_path):
         assert images == [True] * 4
         assert page.complaints == []
         assert {request.split(":")[0] for request in page.requests} == {"file", "data"}
+
+
+def test_the_titles_of_a_long_table_stay_in_sight(tmp_path):
+    row = article_rows()[0]
+    rows = [dataclasses.replace(row, case=dataclasses.replace(row.case, m_shard=m)) for m in range(1, 301)]
+    report = write_report([run_of(rows)], tmp_path)
+    with browser(tmp_path / "profile") as page:
+        page.open(report.page)
+        assert page.evaluate("document.querySelector('figure').getBoundingClientRect().top") < 2000
+        page.evaluate("document.querySelector('.wide').scrollTop = 1000")
+        title, box = (
+            page.evaluate(f"document.querySelector('.wide{inner}').getBoundingClientRect().top")
+            for inner in (" th", "")
+        )
+        assert title == box
+        click_title(page, "m_shard")
+        click_title(page, "m_shard")
+        assert column(page, "m_shard")[:2] == ["300", "299"]
 
 
 def test_failures_are_seen_and_hostile_texts_do_nothing(tmp_path):

@@ -21,19 +21,19 @@ def slices(run_dir):
 
 def test_a_fault_in_a_late_iteration_is_found(tmp_path):
     run_dir = tmp_path / "run"
-    fault = ("check.fault=wrong_element", "check.fault_after=20")
-    finished = run(*SMALL, "timing.soak_minutes=0.1", *fault, f"run_dir={run_dir}", timeout_s=180)
+    fault = ("check.fault=wrong_element", "check.fault_after=10")
+    finished = run(*SMALL, "timing.soak_minutes=0.25", *fault, f"run_dir={run_dir}", timeout_s=180)
     assert finished.code == 1, finished.stderr
     assert finished.result["status"] == "check_failed"
     assert "iterations of the soak are wrong: " in finished.result["error"]
-    assert ", first 20, ppermute on tiny m_shard=32" in finished.result["error"]
+    assert ", first 10, ppermute on tiny m_shard=32" in finished.result["error"]
     (row,) = finished.rows()
     assert row["check"]["passed"], "the check before the times saw nothing"
     found = slices(run_dir)
-    assert next(number for one in found for number in one["wrong"]) == 20
+    assert next(number for one in found for number in one["wrong"]) == 10
     assert all(one["check"]["passed"] == (not one["wrong"]) for one in found)
     assert {rank for one in found if one["wrong"] for rank in one["check"]["failed_ranks"]} == {1}
-    assert "WRONG, first 20" in finished.stdout
+    assert "WRONG, first 10" in finished.stdout
 
 
 def test_a_stopped_soak_goes_on_where_it_was(tmp_path):

@@ -56,16 +56,15 @@ def row(times, *, m_shard=1024, implementation="mosaic_gpu", name="article", **c
     case = Case(name=name, m_shard=m_shard, k=4096, n_shard=4096, dtype="bfloat16", num_ranks=2)
     spreads = {metric: Spread.over([float(np.median(np.ravel(rank))) for rank in t]) for metric, t in times.items()}
     measured = Row(
-        case=case, implementation=implementation, requested="auto", check=PASSED, samples_us=times, **spreads
+        case=case, implementation=implementation, requested=implementation, check=PASSED, samples_us=times, **spreads
     )
     return dataclasses.replace(measured, **changes)
 
 
 def without_time(reference, *, check=None, reason=None):
     """The same case with a failed check, or with none."""
-    return Row(
-        case=reference.case, implementation=reference.implementation, requested="auto", check=check, reason=reason
-    )
+    rest = {"implementation": reference.implementation, "requested": reference.requested}
+    return Row(case=reference.case, check=check, reason=reason, **rest)
 
 
 def write_run(folder, rows, *, environment=ENVIRONMENT, chain_length=16):

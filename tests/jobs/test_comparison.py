@@ -58,6 +58,26 @@ def test_cases_are_matched_by_sizes_dtype_ranks_and_implementation(tmp_path):
     assert found.title == "2 compared: 1 slower, 1 too few runs"
 
 
+def test_what_auto_took_is_compared_where_it_took_something_else(tmp_path):
+    def run(*rows):
+        return [dataclasses.replace(rows[0], requested="auto"), *rows[1:]]
+
+    xla, other = measured(160, implementation="xla"), measured(300, m_shard=2048)
+    base = [run(measured(100 + n / 10), xla, other) for n in range(3)]
+    # As where a library that the kernel needs is gone.
+    new = [run(measured(160 + n / 10, implementation="xla"), other) for n in range(3)]
+    found = compared(tmp_path, base, new, fail_over=0.03)
+    slower = [(r.key.implementation, r.verdict is Verdict.slower) for r in found.rows]
+    assert slower == [("auto", True), ("xla", False), ("mosaic_gpu", False)]
+    key = "auto on m_shard=1024 k=4096 n_shard=4096 bfloat16 D=2"
+    (regression,) = found.regressions
+    assert regression.startswith(f"{key} is 6")
+    assert f"{key}: implementation mosaic_gpu -> xla" in found.warnings
+    assert [row.key.implementation for row in compared(tmp_path / "same", base, base).rows] == [
+        *("mosaic_gpu", "xla", "mosaic_gpu"),
+    ]
+
+
 def test_candidates_of_a_tuner_are_said_and_never_compared(tmp_path):
     tried = [measured(100), measured(130), without_time(measured(90), check=FAILED)]
     tuned = [dataclasses.replace(one, requested="tune:1/1") for one in tried]
@@ -118,6 +138,17 @@ def test_a_case_that_turned_wrong_is_a_regression_too(tmp_path):
     assert "check fails in NEW alone" in found.regressions[0]
     assert compared(tmp_path / "before", [[wrong]], [[wrong]], fail_over=0.03).regressions == []
     assert compared(tmp_path / "without", [[measured(100)]], [[wrong]]).regressions == []
+
+
+def test_what_ran_and_runs_no_more_is_a_regression_too(tmp_path):
+    other, gone = measured(200), without_time(measured(100, implementation="jax_ring"), reason="jax has no such kernel")
+    base = [[other, measured(100, implementation="jax_ring")]]
+    found = compared(tmp_path / "gone", base, [[other, gone]], fail_over=0.03)
+    assert [line.partition(": ")[2] for line in found.regressions] == ["it couldn't run in NEW"]
+    assert found.regressions[0].startswith("jax_ring on m_shard=1024 ")
+    assert compared(tmp_path / "never", [[other, gone]], [[other, gone]], fail_over=0.03).regressions == []
+    assert compared(tmp_path / "new", [[other]], [[other, gone]], fail_over=0.03).regressions == []
+    assert compared(tmp_path / "left_out", base, [[other]], fail_over=0.03).regressions == []
 
 
 def test_devices_versions_timing_tiles_and_clocks_that_differ_are_said(tmp_path):

@@ -47,7 +47,7 @@ def marked(ax, marker):
 
 def shown_texts(figure):
     yield from figure.texts
-    yield from figure.legends[0].get_texts()
+    yield from (text for legend in figure.legends for text in legend.get_texts())
     for ax in figure.axes:
         # Ticks beyond the limits exist, unseen.
         (left, right), (low, high) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
@@ -91,8 +91,10 @@ def test_the_lines_are_the_faster_local_and_the_articles_bound():
 
 
 def test_without_a_local_there_is_no_bound():
-    (ax,) = times.figure(article_rows()[:-1], H200).axes
+    figure = times.figure(article_rows()[:-1], H200)
+    (ax,) = figure.axes
     assert ax.get_lines() == []
+    assert figure.legends == [], "of lines that aren't there"
     assert not any("local" in text for text in axis_texts(ax))
 
 
@@ -133,6 +135,7 @@ def test_more_cases_than_fit_are_left_out_and_said_to_be():
 def test_nothing_reaches_beyond_the_picture(kind, llama3):
     row = article_rows()[0]
     tuned = [with_time(row, 100.0 + n, num_chunks=n, tile_n=64 * n) for n in range(1, 5)]
+    tuned_alike = [with_time(row, 5887.0 + n / 20, num_chunks=n, tile_n=64 * n) for n in range(1, 5)]
     # The longest names there are, on eight ranks.
     long = [
         dataclasses.replace(
@@ -143,7 +146,7 @@ def test_nothing_reaches_beyond_the_picture(kind, llama3):
         for m in (16384, 32768)
         for name in ("mosaic_gpu", "mosaic_gpu_simple", "ppermute_two_level", "local_cublas", "torch_fused", "xla")
     ]
-    for rows in (article_rows(), llama3, tuned, long):
+    for rows in (article_rows(), llama3, tuned, tuned_alike, long):
         with pictures.style.house_style():
             figure = kind.figure(rows, H200)
             if figure is None:
@@ -151,6 +154,15 @@ def test_nothing_reaches_beyond_the_picture(kind, llama3):
             figure.draw_without_rendering()
             beyond = [text.get_text() for text in shown_texts(figure) if not inside(text, figure)]
         assert beyond == []
+
+
+def test_a_long_name_does_not_push_the_legend_into_the_panels():
+    rows = [dataclasses.replace(row, case=dataclasses.replace(row.case, name="long" * 50)) for row in article_rows()]
+    with pictures.style.house_style():
+        figure = utilisation.figure(rows, H200)
+        figure.draw_without_rendering()
+    (ax,) = figure.axes
+    assert figure.legends[0].get_window_extent().y0 > ax._left_title.get_window_extent().y1
 
 
 # Utilisation
@@ -243,6 +255,26 @@ def test_a_panel_for_each_option_that_varies_and_the_fastest_of_each_value():
         assert list(joined.get_ydata()) == best
         (star,) = [line for line in ax.get_lines() if line.get_marker() == "*"]
         assert star.get_ydata()[0] == 100.0
+
+
+def test_each_case_has_panels_side_by_side_of_the_options_that_vary_in_it():
+    row = article_rows()[0]
+    other = dataclasses.replace(row, case=dataclasses.replace(row.case, m_shard=64))
+    rows = [with_time(row, 100.0 + n, tile_m=64 * n, tile_n=64 * n) for n in (1, 2, 3)]
+    rows += [with_time(other, 200.0 + n, num_chunks=n, tile_k=n, wait_ahead=n > 1) for n in (1, 2, 3)]
+    axes = landscape.figure(rows, H200).axes
+    assert [ax.get_xlabel() for ax in axes] == ["tile_m", "tile_n", "tile_k", "num_chunks", "wait_ahead"]
+    assert [ax.get_ylabel() for ax in axes] == ["time (µs)", "", "time (µs)", "", ""]
+    assert [bool(ax.get_title(loc="left") or ax.get_title()) for ax in axes] == [True, False, True, False, False]
+    assert axes[0].get_position().x0 == axes[2].get_position().x0
+
+
+def test_times_that_hardly_differ_are_written_out():
+    row = article_rows()[0]
+    figure = landscape.figure([with_time(row, 58870.0 + n / 20, num_chunks=n) for n in (1, 2, 3)], H200)
+    figure.canvas.draw()
+    assert figure.axes[0].yaxis.get_offset_text().get_text() == ""
+    assert all(label.get_text().startswith("58870") for label in figure.axes[0].get_yticklabels())
 
 
 def test_too_few_configs_are_no_landscape(llama3):

@@ -1,5 +1,6 @@
 """The report: what its page says, and what it can't be made to say."""
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -124,6 +125,32 @@ def test_texts_cannot_break_out_of_their_place(tmp_path):
     assert page.text.count(HOSTILE) == 6
 
 
+def test_each_table_of_several_runs_and_islands_says_where_a_row_is_from(tmp_path):
+    row = article_rows()[0]
+    rows = [dataclasses.replace(row, island="rack1"), failed(dataclasses.replace(row, island="rack2"))]
+    one = dataclasses.replace(run_of(rows), path=tmp_path / "monday" / "run")
+    page = Page(written([one], tmp_path))
+    for table, islands in zip(page.tables[:3], (["rack1", "rack2"], ["rack2"], ["rack1", "rack2"]), strict=True):
+        assert table[0][:2] == ["island", "case"]
+        assert [line[0] for line in table[1:]] == islands
+    other = dataclasses.replace(run_of([row]), path=tmp_path / "tuesday" / "run")
+    names = [str(one.path), str(one.path), str(other.path)]
+    for table, expected in zip(
+        Page(written([one, other], tmp_path)).tables[:3], (names, names[:1], names), strict=True
+    ):
+        assert table[0][:3] == ["run", "island", "case"]
+        assert [line[0] for line in table[1:]] == expected, "paths, as both are called run"
+
+
+def test_a_title_of_many_cases_is_short(tmp_path):
+    row = article_rows()[0]
+    rows = [dataclasses.replace(row, case=dataclasses.replace(row.case, name=f"layer{n}")) for n in range(200)]
+    page = written([run_of(rows)], tmp_path)
+    title = "cmkernel: layer0, layer1, layer2, layer3, layer4, layer5 and 194 more on 2 x NVIDIA H200"
+    assert f"<title>{title}</title>" in page
+    assert f"<h1>{title}</h1>" in page
+
+
 def test_a_run_that_ended_before_its_first_row(tmp_path):
     (tmp_path / "results.jsonl").touch()
     assert "Nothing was checked" in written([read_run(tmp_path)], tmp_path)
@@ -168,6 +195,14 @@ def test_usage_errors_name_what_is_wrong(tmp_path):
     (tmp_path / "results.jsonl").write_text("no row\n")
     assert f"{tmp_path}/results.jsonl:1: not a row" in command(tmp_path).stderr
     assert command().returncode == 2
+
+
+@pytest.mark.parametrize("environment", ["[]", "null", '{"members": 3}', '{"members": [0]}', '{"islands": 1}'])
+def test_an_environment_that_is_none_of_a_job_is_named(environment, tmp_path):
+    (tmp_path / "results.jsonl").touch()
+    (tmp_path / "environment.json").write_text(environment)
+    with pytest.raises(UsageError, match=f"{tmp_path}/environment.json: not of a job"):
+        read_run(tmp_path)
 
 
 def test_runs_of_different_devices_share_no_report(tmp_path):

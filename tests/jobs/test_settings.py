@@ -75,7 +75,11 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
         (["kernel=ppermute", "kernel.num_chunks=0"], r"kernel.num_chunks=0 must be at least 1"),
         (["kernel=ppermute", "kernel.tile_m=64"], r"kernel.implementation=ppermute has no such option"),
         (["tuning.round_size=1"], r"tuning.round_size=1 must be at least 2"),
-        (["tuning.early_stop=0.9"], r"tuning.early_stop=0.9 must be at least 1"),
+        (["tuning.early_stop=0.9"], r"tuning.early_stop=0.9 must be at least 1: it is a multiple of the fastest time"),
+        (
+            ["tuning.max_modelled=nan"],
+            r"tuning.max_modelled=nan must be at least 1: .* of the heuristic's modelled time",
+        ),
         (["tuning.max_modelled=nan"], r"tuning.max_modelled=nan must be at least 1"),
         (["tuning.min_gain=1"], r"tuning.min_gain=1.0 must be in \[0, 1\)"),
         (["tuning.max_candidates=0"], r"tuning.max_candidates=0 must be greater than 0"),

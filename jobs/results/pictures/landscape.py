@@ -25,23 +25,22 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     if not groups:
         return None
     shown = [row for group in groups.values() for row in group]
-    options = list(dict.fromkeys(option for group in groups.values() for option in _varying(group)))
+    num_columns = max(len(_varying(group)) for group in groups.values())
     labels = selection.case_labels([case for case, _ in groups])
     drawing, axes = style.panels(
-        len(groups) * len(options),
-        num_columns=len(options),
+        len(groups) * num_columns,
+        num_columns=num_columns,
         height=1.7,
-        width=max(9.0, 0.4 + 2.3 * len(options)),
-        left=0.55,
+        width=max(9.0, 0.4 + 2.5 * num_columns),
+        left=0.8,
         gap=0.95,
     )
     for number, ((case, implementation), group) in enumerate(groups.items()):
-        line = axes[number * len(options) : (number + 1) * len(options)]
-        for ax, option in zip(line, options, strict=True):
-            if option in _varying(group):
-                _panel(ax, group, option)
-            else:
-                ax.set_axis_off()
+        line, options = axes[number * num_columns : (number + 1) * num_columns], _varying(group)
+        for ax, option in zip(line, options, strict=False):
+            _panel(ax, group, option)
+        for ax in line[len(options) :]:
+            ax.remove()
         line[0].set_title(f"{implementation}, {labels[case]}: {len(_distinct(group))} configs", pad=8)
         line[0].set_ylabel("time (µs)")
     style.head(
@@ -95,4 +94,6 @@ def _panel(ax: Axes, group: Sequence[Row], option: str) -> None:
     ax.set_xticks(range(len(values)), [str(value) for value in values])
     ax.set_xlim(-0.5, len(values) - 0.5)
     ax.set_xlabel(option)
+    # Times that hardly differ are written out, not as small numbers above one that is left out.
+    ax.ticklabel_format(axis="y", style="plain", useOffset=False)
     ax.grid(axis="y")

@@ -117,11 +117,13 @@ def label_width(labels: Iterable[str]) -> float:
 
 
 def head(figure: Figure, title: str, about: str, handles: Sequence[Artist]) -> None:
-    """At the top left: what is seen, what all of it has in common, and the legend; both may take two lines."""
+    """At the top left: what is seen, what all of it has in common, and the legend, if any; both may take two lines."""
     width, height = figure.get_size_inches()
     figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", fontsize=11, fontweight="bold")
-    lines = textwrap.wrap(about, int((width - 0.2) / _INCHES_PER_LETTER))
+    lines = textwrap.wrap(about, int((width - 0.2) / _INCHES_PER_LETTER), max_lines=2, placeholder=" ...")
     figure.text(0.1 / width, 1 - 0.34 / height, "\n".join(lines), va="top", color="#444444")
+    if not handles:
+        return
     needed = sum(_LEGEND_INCHES + _INCHES_PER_LETTER * len(str(handle.get_label())) for handle in handles)
     figure.legend(
         handles=handles,

@@ -41,6 +41,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         ax.set_title(labels[case])
     for ax in axes[-2:]:
         ax.set_xlabel("time of a call (µs)")
+    has_bounds = any(ax.get_lines() for ax in axes)
     style.head(
         drawing,
         "Time against the bound",
@@ -48,7 +49,9 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         [
             Line2D([], [], label="local: the multiply alone, the faster one", **_LOCAL),
             Line2D([], [], label="article's bound: local + 6 µs · (D - 1)", **_ARTICLE),
-        ],
+        ]
+        if has_bounds
+        else [],
     )
     return drawing
 

@@ -18,6 +18,8 @@ from jobs.results.robust import DEFAULT_OUTLIER_Z
 from jobs.results.standings import standings
 
 _HERE = Path(__file__).parent
+# In the title.
+_MAX_NAMES = 6
 
 
 def page(runs: Sequence[RecordedRun], drawn: Drawn) -> str:
@@ -31,10 +33,10 @@ def page(runs: Sequence[RecordedRun], drawn: Drawn) -> str:
     script = (_HERE / "sort.js").read_text()
     sections = [
         ("Results", tables.results(runs) + _NOTE),
-        ("Failed checks", tables.failures(rows)),
+        ("Failed checks", tables.failures(runs)),
         *(_summaries(runs[0]) if len(runs) == 1 else []),
         ("Pictures", _pictures(drawn)),
-        ("What ran", tables.configs(rows)),
+        ("What ran", tables.configs(runs)),
         *(section for run in runs for section in _about(run, str(run.path) if len(runs) > 1 else "")),
     ]
     return Template((_HERE / "page.html").read_text()).substitute(
@@ -57,7 +59,10 @@ of the D - 1 exchanges. A click on a title sorts.</p>
 def _title(runs: Sequence[RecordedRun]) -> str:
     names = list(dict.fromkeys(row.case.name for run in runs for row in run.rows))
     members, device = runs[0].members, runs[0].device_kind
-    return f"cmkernel: {', '.join(names) or 'no rows'}" + (f" on {len(members)} x {device}" if device else "")
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"cmkernel: {', '.join(names[:_MAX_NAMES]) or 'no rows'}{more}" + (
+        f" on {len(members)} x {device}" if device else ""
+    )
 
 
 def _verdict(rows: Sequence[Row]) -> tuple[str, str]:

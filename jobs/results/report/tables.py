@@ -42,20 +42,16 @@ class Member:
 
 def results(runs: Sequence[RecordedRun]) -> str:
     """The table of the terminal, with the run's name in front where there are several, and the island's."""
-    several = len(runs) > 1
-    islands = any(row.island is not None for run in runs for row in run.rows)
-    titles = [*([("run", "")] if several else []), *([("island", "")] if islands else []), *table.titles()]
-    lines = [
-        (row, [*([run.path.name] if several else []), *([row.island or "-"] if islands else []), *table.cells(row)])
-        for run in runs
-        for row in run.rows
-    ]
-    return html_table(titles, [cells for _, cells in lines], [_state(row) for row, _ in lines])
+    origins, found = _origins(runs)
+    lines = [[*origin, *table.cells(row)] for origin, row in found]
+    return html_table([*((title, "") for title in origins), *table.titles()], lines, [_state(row) for _, row in found])
 
 
-def failures(rows: Sequence[Row]) -> str:
+def failures(runs: Sequence[RecordedRun]) -> str:
     """What each failed check found; empty where none failed."""
+    origins, found = _origins(runs)
     titles = [
+        *origins,
         *_CASE,
         "failed ranks",
         "wrong elements",
@@ -67,6 +63,7 @@ def failures(rows: Sequence[Row]) -> str:
     ]
     lines = [
         [
+            *origin,
             *_case(row),
             ", ".join(map(str, row.check.failed_ranks)),
             str(row.check.num_wrong),
@@ -76,25 +73,27 @@ def failures(rows: Sequence[Row]) -> str:
             f"{row.check.relative_tolerance:.3g}",
             "exact" if row.check.integers_exact else "not exact",
         ]
-        for row in rows
+        for origin, row in found
         if row.check and row.failed
     ]
     return html_table([(title, "") for title in titles], lines, ["failed"] * len(lines)) if lines else ""
 
 
-def configs(rows: Sequence[Row]) -> str:
+def configs(runs: Sequence[RecordedRun]) -> str:
     """What ran in each row, with which config, and why; also why it didn't."""
-    titles = [*_CASE, "requested", "config", "reason"]
+    origins, found = _origins(runs)
+    titles = [*origins, *_CASE, "requested", "config", "reason"]
     lines = [
         [
+            *origin,
             *_case(row),
             row.requested,
             " ".join(f"{name}={value}" for name, value in (row.config or {}).items()) or "-",
             row.reason or "-",
         ]
-        for row in rows
+        for origin, row in found
     ]
-    return html_table([(title, "") for title in titles], lines, [_state(row) for row in rows])
+    return html_table([(title, "") for title in titles], lines, [_state(row) for _, row in found])
 
 
 def ranks(run: RecordedRun) -> str:
@@ -132,6 +131,20 @@ def html_table(
         f'<div class="wide"><table class="sortable">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>"
     )
+
+
+def _origins(runs: Sequence[RecordedRun]) -> tuple[list[str], list[tuple[list[str], Row]]]:
+    """Titles of the columns that say where a row is from, and each row with its cells there.
+
+    Where there are several runs, their names, or their paths where names are the same; where there are islands, those.
+    """
+    several, islands = len(runs) > 1, any(row.island is not None for run in runs for row in run.rows)
+    unique = len({run.path.name for run in runs}) == len(runs)
+    found = []
+    for run in runs:
+        name = run.path.name if unique else str(run.path)
+        found += [([*([name] if several else []), *([row.island or "-"] if islands else [])], row) for row in run.rows]
+    return [*(["run"] if several else []), *(["island"] if islands else [])], found
 
 
 def _kind(title: str) -> str:
