@@ -144,17 +144,18 @@ class RunStarter:
     @staticmethod
     def close(limit_s: float = TEARDOWN_LIMIT_S) -> None:
         """End the service process; kill it if it hasn't ended after ``limit_s``."""
-        module = sys.modules.get("wandb")
-        if module is None:
+        # A module that another thread still imports has none.
+        teardown = getattr(sys.modules.get("wandb"), "teardown", None)
+        if teardown is None:
             return
         try:
-            call_within(limit_s, module.teardown)
+            call_within(limit_s, teardown)
         except TimeoutError:
             kill_services()
         except Exception as error:
             logger.info("W&B's service was gone already: %s", error)
             # That ended the first call early; the second one forgets the session's credentials.
-            call_within(limit_s, module.teardown)
+            call_within(limit_s, teardown)
 
 
 class WandbRun:
