@@ -75,7 +75,7 @@ def _run_hydra(job: Job, outcomes: list[Outcome], told: list[Outcome], ended: Ou
     def task(config: DictConfig) -> None:
         raise_if_stopped()
         outcome = Outcome()
-        with outcome.recording():
+        with outcome.recording(), stop_on_signals():
             outcomes.append(outcome)
             job(config, outcome)
         if HydraConfig.get().mode is RunMode.MULTIRUN:

@@ -42,8 +42,8 @@ from jobs.results.soaking import Point
 from jobs.results.verdict import judge
 from jobs.results.wandb_sink import WandbSink
 from jobs.rules import to_settings
-from jobs.settings import Settings, World
-from jobs.signals import signals_held
+from jobs.settings import Settings, WandbMode, World
+from jobs.signals import settle_signals, signals_held
 from jobs.soak import soak_s
 
 logger = logging.getLogger(__name__)
@@ -220,8 +220,12 @@ def _conclude(settings: Settings, outcome: Outcome) -> None:
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
             pictures = _report(outcome)
+    if outcome.wandb is None or outcome.wandb.mode is not WandbMode.online:
+        # What follows takes a moment; an upload takes longer, and may be stopped.
+        settle_signals()
     if outcome.wandb:
         outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=more, pictures=pictures)
+        settle_signals()
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)

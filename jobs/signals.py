@@ -22,6 +22,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class _State:
     depth: int = 0
     held: int = 0
+    settled: bool = False
     signal_number: int | None = None
     previous: dict[signal.Signals, Any] = dataclasses.field(default_factory=dict)
 
@@ -48,6 +49,7 @@ def stop_on_signals() -> Iterator[None]:
         _state.previous = {number: signal.getsignal(number) for number in _SIGNALS}
     _install()
     _state.depth += 1
+    _state.settled = False
     try:
         raise_if_stopped()
         yield
@@ -69,6 +71,11 @@ def keep_signals() -> None:
     """Put the handlers back in their place, where a library has taken it; nothing outside ``stop_on_signals``."""
     if _state.depth and threading.current_thread() is threading.main_thread():
         _install()
+
+
+def settle_signals() -> None:
+    """The job has told how it ends: a signal from here on is too late for it, but not for the next one."""
+    _state.settled = True
 
 
 def stopped_by(number: int) -> JobStopped:
@@ -118,5 +125,5 @@ def _handle(number: int, frame: FrameType | None) -> None:
         logger.warning("signal %d: already stopping after signal %d", number, _state.signal_number)
         return
     _state.signal_number = number
-    if _state.depth and not _state.held:
+    if _state.depth and not (_state.held or _state.settled):
         raise JobStopped(number)
