@@ -41,6 +41,7 @@ _OBJECT_STORE_BYTES = 100_000_000
 _MAX_LOCAL_CPU_RANKS = 16
 _SHUTDOWN_TIMEOUT_S = 20.0
 _KEEP_INTERVAL_S = 0.005
+_RAYLET_TIMEOUT_S = 5.0
 
 
 class Cluster:
@@ -151,6 +152,7 @@ def _init(what: str, *, address: str, **options: Any) -> Cluster:
     except BaseException as error:
         stopped = stopped_by(signal.SIGTERM) if _by_exit(error) else None
         _shut_down()
+        _end_raylet()
         if stopped:
             raise stopped from error
         if isinstance(error, (RayError, RuntimeError, ValueError, OSError)):
@@ -176,6 +178,25 @@ def _shut_down() -> None:
             keep_signals()
     if thread.is_alive():
         logger.warning("ray.shutdown() didn't return within %g s", _SHUTDOWN_TIMEOUT_S)
+
+
+def _end_raylet() -> None:
+    """End that of a ``ray.init`` that was interrupted, of which ``ray.shutdown`` knows nothing."""
+    # It would be killed with the job, and its agents, which it ends where it is asked to, would stay for a minute.
+    deadline = time.monotonic() + _RAYLET_TIMEOUT_S
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
+        raylets = [int(pid) for pid in children if _is_raylet(pid)]
+        for pid in raylets:
+            os.kill(pid, signal.SIGTERM)
+        while any(map(_is_raylet, raylets)) and time.monotonic() < deadline:
+            time.sleep(_KEEP_INTERVAL_S)
+
+
+def _is_raylet(pid: int | str) -> bool:
+    """Whether it is one that runs: nobody has waited yet for one that has ended."""
+    name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    return name == "raylet" and rest.split()[0] != "Z"
 
 
 def _code() -> dict[str, Any] | None:
