@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from jobs.results.outcome import Outcome
 
 
-def bench(warm: WarmGang, config: DictConfig) -> Outcome:
+def bench(warm: WarmGang, config: DictConfig, outcome: Outcome) -> None:
     """One job of this kind, on the gang that is kept for it, where there is one."""
     from jobs.run import run
 
-    return run(config, warm)
+    run(config, warm, outcome)
 
 
 if __name__ == "__main__":

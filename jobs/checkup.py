@@ -29,7 +29,6 @@ from jobs.results.outcome import Outcome
 from jobs.results.run_dir import RunDir
 from jobs.rules import to_settings
 from jobs.settings import ClusterSettings, Implementation, Settings
-from jobs.signals import stop_on_signals
 
 logger = logging.getLogger(__name__)
 
@@ -53,21 +52,21 @@ class Examination:
         return [finding for finding in self.findings if finding.verdict is Verdict.fail]
 
 
-def examine(config: DictConfig) -> Outcome:
-    """One examination, all its output but the RESULT line; never raises."""
-    outcome, seen = Outcome(), Examination()
-    with outcome.recording():
-        settings = to_settings(config)
-        run_dir = RunDir.create(settings.run_dir, submission_id=submission_id())
-        outcome.run_dir = run_dir.path
-        run_dir.write_config(settings)
-        with contextlib.ExitStack() as stack:
-            stack.callback(_conclude, outcome, seen, run_dir)
-            cluster = stack.enter_context(connect(settings.cluster))
-            # Again, as ray.init() puts its own handler in the place of ours.
-            stack.enter_context(stop_on_signals())
-            _look(cluster, settings, seen)
-    return outcome
+def examine(config: DictConfig, outcome: Outcome) -> None:
+    """One examination, all its output but the RESULT line, which ``outcome`` makes.
+
+    Raises:
+      JobError, JobStopped: the examination ended early.
+    """
+    seen = Examination()
+    settings = to_settings(config)
+    run_dir = RunDir.create(settings.run_dir, submission_id=submission_id())
+    outcome.run_dir = run_dir.path
+    run_dir.write_config(settings)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_conclude, outcome, seen, run_dir)
+        cluster = stack.enter_context(connect(settings.cluster))
+        _look(cluster, settings, seen)
 
 
 def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:

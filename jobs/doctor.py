@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from jobs.results.outcome import Outcome
 
 
-def doctor(config: DictConfig) -> Outcome:
+def doctor(config: DictConfig, outcome: Outcome) -> None:
     """One examination."""
     from jobs.checkup import examine
 
-    return examine(config)
+    examine(config, outcome)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from jobs.records import Case, Row
 from jobs.results.environment import environment, short_sha
 from jobs.results.journal import JOURNAL_NAME, Journal, iterate, iterate_soak
 from jobs.results.ledger import Ledger
+from jobs.results.metrics import Scalar
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
 from jobs.results.resume import continued
@@ -40,8 +42,8 @@ from jobs.results.soaking import Point
 from jobs.results.verdict import judge
 from jobs.results.wandb_sink import WandbSink
 from jobs.rules import to_settings
-from jobs.settings import Settings, World
-from jobs.signals import stop_on_signals
+from jobs.settings import Settings, WandbMode, World
+from jobs.signals import settle_signals, signals_held
 from jobs.soak import soak_s
 
 logger = logging.getLogger(__name__)
@@ -50,37 +52,44 @@ logger = logging.getLogger(__name__)
 MAX_REPORTED_MIB = 256
 
 
-def run(config: DictConfig, warm: WarmGang, kind: type[Benchmark] = Benchmark) -> Outcome:
-    """One job, all its output but the RESULT line; never raises.
+def run(config: DictConfig, warm: WarmGang, outcome: Outcome, kind: type[Benchmark] = Benchmark) -> None:
+    """One job, all its output but the RESULT line, which ``outcome`` makes.
 
     ``warm`` is what the points of a multirun share, ``kind`` what the job does with each case.
+
+    Raises:
+      JobError, JobStopped: before the job began to measure; what ends it later is in ``outcome``.
     """
-    outcome = Outcome()
-    with outcome.recording():
-        settings = to_settings(config)
+    settings = to_settings(config)
+    if settings.resume is None:
+        # Sizes are checked before anything is touched; the number of ranks may still be unknown.
+        expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
+        run_dir = RunDir.create(_wanted_run_dir(settings), submission_id=_name_of_point(submission_id()))
+    else:
+        run_dir = RunDir.reopen(settings.resume, submission_id=submission_id())
+        settings = continued(run_dir.read_config(), settings, HydraConfig.get().overrides.task)
+    settings = kind.settle(settings, run_dir.path)
+    # From here on no other job can have this folder.
+    with Journal(run_dir.journal_path) as journal, _logging_to(run_dir.log_path):
+        _open(settings, run_dir, outcome)
+        with outcome.recording():
+            _measure(settings, kind, run_dir, journal, outcome, warm)
+        # Here the gang is gone and its GPUs are free: W&B may take its time.
+        with outcome.recording():
+            _conclude(settings, outcome)
+
+
+def _open(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
+    """Write the config of a job that begins, or read the rows of the one that is continued."""
+    # As a whole: the RESULT line of a job that is stopped meanwhile counts all rows.
+    with signals_held():
+        outcome.run_dir = run_dir.path
         if settings.resume is None:
-            # Sizes are checked before anything is touched; the number of ranks may still be unknown.
-            expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
-            run_dir = RunDir.create(_wanted_run_dir(settings), submission_id=_name_of_point(submission_id()))
-        else:
-            run_dir = RunDir.reopen(settings.resume, submission_id=submission_id())
-            settings = continued(run_dir.read_config(), settings, HydraConfig.get().overrides.task)
-        settings = kind.settle(settings, run_dir.path)
-        # From here on no other job can have this folder.
-        with Journal(run_dir.journal_path) as journal, _logging_to(run_dir.log_path):
-            outcome.run_dir = run_dir.path
-            if settings.resume is None:
-                run_dir.write_config(settings)
-            else:
-                outcome.rows += (row.condensed() for row in iterate(run_dir.journal_path))
-                slices, outlier_z = iterate_soak(run_dir.soak_path), settings.cluster.outlier_z
-                outcome.soak += (Point.of(found, outlier_z=outlier_z) for found in slices)
-            with outcome.recording():
-                _measure(settings, kind, run_dir, journal, outcome, warm)
-            # Here the gang is gone and its GPUs are free: W&B may take its time.
-            with outcome.recording():
-                _conclude(settings, outcome)
-    return outcome
+            run_dir.write_config(settings)
+            return
+        outcome.rows += (row.condensed() for row in iterate(run_dir.journal_path))
+        slices, outlier_z = iterate_soak(run_dir.soak_path), settings.cluster.outlier_z
+        outcome.soak += (Point.of(found, outlier_z=outlier_z) for found in slices)
 
 
 def _measure(
@@ -91,8 +100,6 @@ def _measure(
         # torch sets NCCL's options for good.
         others = (torch_fused.NAME in settings.timing.baselines, str(HydraConfig.get().job.env_set))
         cluster = stack.enter_context(warm.connected(settings.cluster, *others, point=_point()))
-        # Again, as ray.init() puts its own handler in the place of ours.
-        stack.enter_context(stop_on_signals())
         settings = _with_ranks(settings, outcome.rows)
         islands = _islands(settings, cluster, outcome.rows)
         cases = _cases(settings, cluster, islands, outcome.rows)
@@ -107,11 +114,12 @@ def _measure(
             # A resumed job continues the W&B run under the name that it has, in its group.
             "wandb_name": earlier.get("wandb_name", _name(run_dir)),
             "wandb_group": earlier.get("wandb_group", submission_id() or _multirun()),
+            # Before the run is there: whoever is killed meanwhile has but one.
+            "wandb_id": earlier.get("wandb_id") or secrets.token_hex(4),
             **_attempts(earlier, islands),
         }
-        outcome.wandb = _start_wandb(settings, run_dir, about, cases, run_id=earlier.get("wandb_id"))
-        about["wandb_id"] = outcome.wandb.run_id
         run_dir.write_environment(about)
+        outcome.wandb = _start_wandb(settings, run_dir, about, cases)
         outcome.wandb.replay([(row, members_of(row, earlier)) for row in outcome.rows])
         overrides = " ".join(HydraConfig.get().overrides.task)
         print(f"# Overrides: {overrides or 'none'}", flush=True)
@@ -144,9 +152,7 @@ def _measure(
             warm.close()
 
 
-def _start_wandb(
-    settings: Settings, run_dir: RunDir, about: dict[str, Any], cases: Sequence[Case], *, run_id: str | None
-) -> WandbSink:
+def _start_wandb(settings: Settings, run_dir: RunDir, about: dict[str, Any], cases: Sequence[Case]) -> WandbSink:
     """The job's W&B run, or that of the job that it resumes; ``about`` is environment.json so far."""
     dtypes = sorted({case.dtype for case in cases})
     commit = [f"git={short_sha(about['git_sha'])}"] if about["git_sha"] else []
@@ -157,7 +163,7 @@ def _start_wandb(
         name=about["wandb_name"],
         group=settings.wandb.group or about["wandb_group"],
         tags=[*settings.wandb.tags, f"D={cases[0].num_ranks}", *dtypes, *commit],
-        run_id=run_id,
+        run_id=about["wandb_id"],
     )
 
 
@@ -208,14 +214,20 @@ def _cases(settings: Settings, cluster: Cluster, islands: Sequence[Island], rows
 
 def _conclude(settings: Settings, outcome: Outcome) -> None:
     """The verdict over all rows, and everything handed over to W&B."""
-    more = judge(outcome, settings)
+    more: dict[str, Scalar] = {}
+    with outcome.recording():
+        more = judge(outcome, settings)
     # A job that was told to stop has no time left.
     pictures: dict[Path, str] = {}
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
             pictures = _report(outcome)
+    if outcome.wandb is None or outcome.wandb.mode is not WandbMode.online:
+        # What follows takes a moment; an upload takes longer, and may be stopped.
+        settle_signals()
     if outcome.wandb:
         outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=more, pictures=pictures)
+        settle_signals()
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
     print(f"# Results : {outcome.run_dir}", flush=True)

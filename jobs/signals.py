@@ -22,6 +22,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class _State:
     depth: int = 0
     held: int = 0
+    settled: bool = False
     signal_number: int | None = None
     previous: dict[signal.Signals, Any] = dataclasses.field(default_factory=dict)
 
@@ -29,23 +30,28 @@ class _State:
 _state = _State()
 
 
+def take_signals() -> None:
+    """Have signals noted until the process ends; one that comes outside ``stop_on_signals`` raises nothing."""
+    _install()
+
+
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Let the first SIGTERM or SIGINT raise ``JobStopped`` in the main thread; later ones don't disturb the cleanup.
 
-    Enter it again after ``ray.init()``, which puts a handler of its own in the place of this one. Nested contexts count
-    as one; the outermost restores the handlers that it found.
+    Nested contexts count as one; the outermost restores the handlers that it found.
 
     Raises:
       JobStopped: also where the signal arrived inside a call that made another exception of it: Ray's C++ code turns
         whatever a handler raises there into a SystemError.
     """
     if _state.depth == 0:
-        _state.signal_number = None
         _state.previous = {number: signal.getsignal(number) for number in _SIGNALS}
     _install()
     _state.depth += 1
+    _state.settled = False
     try:
+        raise_if_stopped()
         yield
     except Exception as error:
         if _state.signal_number is not None:
@@ -58,6 +64,25 @@ def stop_on_signals() -> Iterator[None]:
         else:
             for number, handler in _state.previous.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            _state.signal_number = None
+
+
+def keep_signals() -> None:
+    """Put the handlers back in their place, where a library has taken it; nothing outside ``stop_on_signals``."""
+    if _state.depth and threading.current_thread() is threading.main_thread():
+        _install()
+
+
+def settle_signals() -> None:
+    """The job has told how it ends: a signal from here on is too late for it, but not for the next one."""
+    _state.settled = True
+
+
+def stopped_by(number: int) -> JobStopped:
+    """The exception for a signal that a library's handler got; later ones don't disturb the cleanup."""
+    if _state.signal_number is None:
+        _state.signal_number = number
+    return JobStopped(number)
 
 
 def raise_if_stopped() -> None:
@@ -73,17 +98,20 @@ def raise_if_stopped() -> None:
 def signals_held() -> Iterator[None]:
     """Let the body come to its end first: a signal that arrives in it raises ``JobStopped`` where the block ends.
 
+    In the cleanup after a signal it raises nothing.
+
     For what must be done as a whole or not at all. Other threads than the main one are never interrupted anyway.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    was_stopped = _state.signal_number is not None
     _state.held += 1
     try:
         yield
     finally:
         _state.held -= 1
-    if not _state.held:
+    if not (_state.held or was_stopped):
         raise_if_stopped()
 
 
@@ -97,5 +125,5 @@ def _handle(number: int, frame: FrameType | None) -> None:
         logger.warning("signal %d: already stopping after signal %d", number, _state.signal_number)
         return
     _state.signal_number = number
-    if not _state.held:
+    if _state.depth and not (_state.held or _state.settled):
         raise JobStopped(number)

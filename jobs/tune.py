@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from jobs.results.outcome import Outcome
 
 
-def tune(warm: WarmGang, config: DictConfig) -> Outcome:
+def tune(warm: WarmGang, config: DictConfig, outcome: Outcome) -> None:
     """One job of this kind, on the gang that is kept for it, where there is one."""
     from jobs.run import run
     from jobs.tuner import Tuner
 
-    return run(config, warm, Tuner)
+    run(config, warm, outcome, Tuner)
 
 
 if __name__ == "__main__":

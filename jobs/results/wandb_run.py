@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 INIT_MARGIN_S = 5.0
 TEARDOWN_LIMIT_S = 5.0
 ABORT_LIMIT_S = 1.0
+# For a start that was given up to come to its end.
+GIVEN_UP_LIMIT_S = 0.5
 _USER_HAS_DATA_DIR = "WANDB_DATA_DIR" in os.environ
 
 
@@ -84,9 +87,12 @@ class RunStarter:
           Exception: whatever else W&B raises.
         """
         before = set(self._folder.glob("*run-*"))
+        making = threading.Lock()
         try:
-            return WandbRun(call_within(self._limit_s, partial(self._start, mode, run_id)))
+            return WandbRun(call_within(self._limit_s, partial(self._start, mode, run_id, making)))
         except BaseException:
+            # Held for good, or the thread that was left behind would still make the run.
+            making.acquire(timeout=GIVEN_UP_LIMIT_S)
             # Nothing is lost with it, and a job that is stopped here has 3 s.
             self.close(ABORT_LIMIT_S)
             # A later `wandb sync` would upload the empty run.
@@ -94,8 +100,15 @@ class RunStarter:
                 shutil.rmtree(path, ignore_errors=True)
             raise
 
-    def _start(self, mode: WandbMode, run_id: str | None) -> wandb.Run:
+    def _start(self, mode: WandbMode, run_id: str | None, making: threading.Lock) -> wandb.Run:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # Takes a second, and nothing comes of it.
+        import wandb  # noqa: F401
+
+        with making:
+            return self._make(mode, run_id)
+
+    def _make(self, mode: WandbMode, run_id: str | None) -> wandb.Run:
         import wandb
         from wandb.sdk.lib import wbauth
 
@@ -144,17 +157,18 @@ class RunStarter:
     @staticmethod
     def close(limit_s: float = TEARDOWN_LIMIT_S) -> None:
         """End the service process; kill it if it hasn't ended after ``limit_s``."""
-        module = sys.modules.get("wandb")
-        if module is None:
+        # A module that another thread still imports has none.
+        teardown = getattr(sys.modules.get("wandb"), "teardown", None)
+        if teardown is None:
             return
         try:
-            call_within(limit_s, module.teardown)
+            call_within(limit_s, teardown)
         except TimeoutError:
             kill_services()
         except Exception as error:
             logger.info("W&B's service was gone already: %s", error)
             # That ended the first call early; the second one forgets the session's credentials.
-            call_within(limit_s, module.teardown)
+            call_within(limit_s, teardown)
 
 
 class WandbRun:

@@ -307,6 +307,27 @@ def test_run_is_made_again_when_ray_job_stop_kills_the_service(run_dir, number, 
     assert (found["state"], found["exit_code"], found["summary"]["status"]) == ("failed", 143, "stopped")
 
 
+def test_nothing_is_left_of_a_start_that_is_stopped(run_dir):
+    """The thread that waits for W&B's service goes on for a while."""
+    code = (
+        "import os, signal, sys, threading, time; from pathlib import Path; from jobs.errors import JobStopped\n"
+        "from jobs.results.wandb_process import service_pids; from jobs.results.wandb_sink import WandbSink\n"
+        "from jobs.settings import WandbMode, WandbSettings; from jobs.signals import stop_on_signals\n"
+        "def stop_when_it_starts():\n"
+        "    while not service_pids(): time.sleep(0.001)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=stop_when_it_starts, daemon=True).start()\n"
+        "try:\n"
+        "    with stop_on_signals():\n"
+        "        WandbSink.start(WandbSettings(mode=WandbMode.offline), config={}, group=None, tags=[],\n"
+        f"                        run_dir=Path({str(run_dir)!r}))\n"
+        "except JobStopped: time.sleep(2); print(service_pids(), flush=True); os._exit(143)"
+    )
+    stopped = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (stopped.returncode, stopped.stdout) == (143, "set()\n"), stopped.stderr
+    assert not list((run_dir / "wandb").glob("offline-run-*"))
+
+
 def test_rows_go_on_after_the_service_died(run_dir):
     sink = start(run_dir)
     sink.log_row(ROWS[0], MEMBERS)

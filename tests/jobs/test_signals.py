@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from jobs.errors import JobStopped
-from jobs.signals import raise_if_stopped, signals_held, stop_on_signals
+from jobs.signals import raise_if_stopped, settle_signals, signals_held, stop_on_signals, take_signals
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -100,6 +100,43 @@ def test_held_until_the_outermost_block_ends():
     with pytest.raises(JobStopped):
         run(body)
     assert done == ["inner", "outer"]
+
+
+def test_too_late_for_one_job_and_the_end_of_the_next():
+    def points():
+        run(lambda: (settle_signals(), os.kill(os.getpid(), signal.SIGTERM)))
+        run(lambda: pytest.fail("the signal was lost"))
+
+    with pytest.raises(JobStopped):
+        run(points)
+
+
+def test_signals_that_are_taken_stop_what_begins_later():
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    take_signals()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(JobStopped):
+            run(lambda: pytest.fail("the signal was lost"))
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def test_held_in_a_cleanup():
+    done = []
+
+    def body():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            with signals_held():
+                done.append("as a whole")
+            done.append("and what follows")
+
+    with pytest.raises(JobStopped):
+        run(body)
+    assert done == ["as a whole", "and what follows"]
 
 
 def test_another_thread_does_not_hold_the_signals_of_the_main_one():
