@@ -19,7 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from jobs.attempts import Attempts, attempts_of, members_of
 from jobs.benchmark import Benchmark
-from jobs.errors import JobStopped, UsageError
+from jobs.conclusion import conclude
+from jobs.errors import UsageError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import Cluster, submission_id, submitted_git_sha
 from jobs.gang.island import Island, cut
@@ -31,25 +32,18 @@ from jobs.measure.plan import expand, resolve_problem
 from jobs.preflight import refuse_unsupported
 from jobs.records import Case, Row
 from jobs.results.environment import environment, short_sha
-from jobs.results.journal import JOURNAL_NAME, Journal, iterate, iterate_soak
+from jobs.results.journal import Journal, iterate, iterate_soak
 from jobs.results.ledger import Ledger
-from jobs.results.metrics import Scalar
 from jobs.results.outcome import Outcome
 from jobs.results.progress import Progress
 from jobs.results.resume import continued
 from jobs.results.run_dir import RunDir
 from jobs.results.soaking import Point
-from jobs.results.verdict import judge
 from jobs.results.wandb_sink import WandbSink
 from jobs.rules import to_settings
-from jobs.settings import Settings, WandbMode, World
-from jobs.signals import settle_signals, signals_held
+from jobs.settings import Settings, World
+from jobs.signals import signals_held
 from jobs.soak import soak_s
-
-logger = logging.getLogger(__name__)
-
-# The report reads all samples at once, and the driver of many islands shall not need the memory for them.
-MAX_REPORTED_MIB = 256
 
 
 def run(config: DictConfig, warm: WarmGang, outcome: Outcome, kind: type[Benchmark] = Benchmark) -> None:
@@ -76,7 +70,7 @@ def run(config: DictConfig, warm: WarmGang, outcome: Outcome, kind: type[Benchma
             _measure(settings, kind, run_dir, journal, outcome, warm)
         # Here the gang is gone and its GPUs are free: W&B may take its time.
         with outcome.recording():
-            _conclude(settings, outcome)
+            conclude(settings, outcome)
 
 
 def _open(settings: Settings, run_dir: RunDir, outcome: Outcome) -> None:
@@ -210,51 +204,6 @@ def _cases(settings: Settings, cluster: Cluster, islands: Sequence[Island], rows
             f"{settings.problem.name} on this cluster"
         )
     return cases
-
-
-def _conclude(settings: Settings, outcome: Outcome) -> None:
-    """The verdict over all rows, and everything handed over to W&B."""
-    more: dict[str, Scalar] = {}
-    with outcome.recording():
-        more = judge(outcome, settings)
-    # A job that was told to stop has no time left.
-    pictures: dict[Path, str] = {}
-    if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
-        with outcome.recording():
-            pictures = _report(outcome)
-    if outcome.wandb is None or outcome.wandb.mode is not WandbMode.online:
-        # What follows takes a moment; an upload takes longer, and may be stopped.
-        settle_signals()
-    if outcome.wandb:
-        outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=more, pictures=pictures)
-        settle_signals()
-        for line in outcome.wandb.browse_lines():
-            print(line, flush=True)
-    print(f"# Results : {outcome.run_dir}", flush=True)
-
-
-def _report(outcome: Outcome) -> dict[Path, str]:
-    """Pictures and report.html; whatever goes wrong with them is logged, and the job ends as it would have.
-
-    The pictures as PNG files, with their captions.
-    """
-    assert outcome.run_dir
-    try:
-        size_mib = (outcome.run_dir / JOURNAL_NAME).stat().st_size / 2**20
-        if size_mib > MAX_REPORTED_MIB:
-            command = f"python -m jobs.report {outcome.run_dir}"
-            print(f"# Report  : {size_mib:.0f} MiB of rows are left to {command}", flush=True)
-            return {}
-        # Late: matplotlib is for this alone, and nothing else may depend on it.
-        from jobs.results.recorded_run import read_run
-        from jobs.results.report import write_report
-
-        report = write_report([read_run(outcome.run_dir)], outcome.run_dir)
-        print(f"# Report  : {report.page}", flush=True)
-        return {picture.png: picture.caption for picture in report.drawn.pictures}
-    except Exception:
-        logger.exception("no report: python -m jobs.report %s makes one", outcome.run_dir)
-        return {}
 
 
 def _wanted_run_dir(settings: Settings) -> str | None:

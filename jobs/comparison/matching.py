@@ -75,6 +75,7 @@ class _Side:
         self.samples: dict[Key, list[Samples]] = {}
         self.configs: dict[Key, list[dict[str, Any]]] = {}
         unusable: dict[str, list[str]] = {}
+        self.right: set[Key] = set()
         self.failed: set[Key] = set()
         self.not_run: set[Key] = set()
         for run in runs:
@@ -87,8 +88,8 @@ class _Side:
                         unusable.setdefault(f"{key}: {reason}", []).append(str(run.path))
                     else:
                         usable.append(row.samples_us[metric])
-                    if not row.is_candidate and (row.failed or row.check is None):
-                        (self.failed if row.failed else self.not_run).add(key)
+                    if not row.is_candidate:
+                        (self.not_run if row.check is None else self.failed if row.failed else self.right).add(key)
                     configs = self.configs.setdefault(key, [])
                     config = {"implementation": row.implementation} if key in switched else row.config
                     if config and config not in configs:
@@ -134,9 +135,11 @@ def match(base: Sequence[Run], new: Sequence[Run], metric: str) -> Matched:
 
 
 def _broken(key: Key, base: _Side, new: _Side) -> str | None:
-    if key in new.failed and key in base.names and key not in base.failed:
+    if key not in base.right - base.failed - base.not_run:
+        return None
+    if key in new.failed:
         return "its check fails in NEW alone"
-    if key in new.not_run and key in base.samples and key not in base.not_run:
+    if key in new.not_run:
         return "it couldn't run in NEW"
     return None
 

@@ -148,6 +148,8 @@ def test_what_ran_and_runs_no_more_is_a_regression_too(tmp_path):
     assert found.regressions[0].startswith("jax_ring on m_shard=1024 ")
     assert compared(tmp_path / "never", [[other, gone]], [[other, gone]], fail_over=0.03).regressions == []
     assert compared(tmp_path / "new", [[other]], [[other, gone]], fail_over=0.03).regressions == []
+    wrong = without_time(gone, check=FAILED)
+    assert compared(tmp_path / "wrong", [[other, gone]], [[other, wrong]], fail_over=0.03).regressions == []
     assert compared(tmp_path / "left_out", base, [[other]], fail_over=0.03).regressions == []
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from jobs import run
+from jobs import conclusion
 from jobs.errors import UsageError
 from jobs.results.outcome import Outcome
 from jobs.results.recorded_run import read_run, read_runs
@@ -226,7 +226,7 @@ def test_the_rows_of_hundreds_of_hosts_are_left_to_the_command(tmp_path, monkeyp
     (tmp_path / "results.jsonl").write_text("{}\n" * 100)
     outcome = Outcome()
     outcome.run_dir = tmp_path
-    monkeypatch.setattr(run, "MAX_REPORTED_MIB", 1e-6)
-    assert run._report(outcome) == {}
+    monkeypatch.setattr(conclusion, "MAX_REPORTED_MIB", 1e-6)
+    assert conclusion._report(outcome) == {}
     assert f"MiB of rows are left to python -m jobs.report {tmp_path}" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
