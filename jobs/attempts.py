@@ -139,8 +139,8 @@ class Attempts:
                 gang, settings, attempt, island=self.name, report=self._begin, announce=self._announce
             )
             for case in cases:
-                for row in benchmark.run(case, self._ledger.rows(self.name)):
-                    self._ledger.take(row, gang.members)
+                for rows in benchmark.run(case, self._ledger.rows(self.name)):
+                    self._ledger.take(rows, gang.members)
             if to_soak := self._to_soak():
                 self._soak(benchmark, settings, to_soak)
 

@@ -84,10 +84,11 @@ class Benchmark:
         names = [request.implementation for request in requests_of(settings)]
         return steps_of(case, names, settings, device_kind)
 
-    def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterable[Row]:
-        """Rows of one case: a time only where the check passed on every rank, a baseline's reason where it can't run.
+    def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterable[list[Row]]:
+        """Rows of one case, in lists of those that were measured together: here a single one.
 
-        ``rows`` are the job's so far; of a case that was cut short, some may be there already.
+        A row has a time only where the check passed on every rank, or the reason why a baseline can't run. ``rows`` are
+        the job's so far; of a case that was cut short, some may be there already.
 
         Raises:
           UsageError: what the config asks for can't run on this case.
@@ -143,7 +144,7 @@ class Benchmark:
                 )
             )
         written = {(row.case, row.implementation) for row in rows}
-        return [row for row in self._with_derived(made) if (row.case, row.implementation) not in written]
+        return [[row for row in self._with_derived(made) if (row.case, row.implementation) not in written]]
 
     def open_target(self, case: Case) -> str:
         """Open ``case`` for ``kernel.implementation`` alone; what really runs."""

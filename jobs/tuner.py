@@ -107,8 +107,8 @@ class Tuner(Benchmark):
         """What ``report`` gets of a case, at most."""
         return tuning_steps(case, settings.kernel.implementation.value, settings, device_kind)
 
-    def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterator[Row]:
-        """Rows of all candidates that no complete round among ``rows`` has; then the table has the winner.
+    def run(self, case: Case, rows: Sequence[Row] = ()) -> Iterator[list[Row]]:
+        """Rows of all candidates that no complete round among ``rows`` has, by round; then the table has the winner.
 
         Raises:
           UsageError: the implementation can't run on this case.
@@ -129,14 +129,14 @@ class Tuner(Benchmark):
                 if (lost := self._trying) and lost.config != reference:
                     # It may be its fault: a config that hangs would cost each gang after this one, too.
                     lost = Candidate(lost.config, lost.label, f"{LOST}: {str(error).splitlines()[0]}")
-                    yield self._row(case, lost, ROUND.format(number, num_rounds), ())
+                    yield [self._row(case, lost, ROUND.format(number, num_rounds), ())]
                 raise
             rounds.append(found)
             for row in found[:-1]:
                 self._announce(f"{case}: {told(row, found[-1])}")
             if number == num_rounds:
                 self._conclude(case, rounds)
-            yield from found
+            yield found
 
     def _candidates(self, case: Case) -> list[Config]:
         """The heuristic's config, what the table in use has for the case, then those of ``cmkernel.candidates``."""

@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 class Ledger:
     """Every row goes to the journal, to W&B and to the table, in this order; ``outcome`` keeps it condensed.
 
-    A signal that stops the job comes before or after a row, so that all of them have the same rows; and the raw samples
-    leave the driver's memory with the row, however many rows there are.
+    A signal that stops the job comes before or after the rows that were measured together, so that none of them is lost
+    and all of these places have the same ones. The raw samples leave the driver's memory with their row, however many
+    rows there are.
 
     Args:
       journal: of the run directory, open.
@@ -59,19 +60,20 @@ class Ledger:
         with self.lock:
             return [row for row in self._outcome.rows if row.island == island]
 
-    def take(self, row: Row, members: Sequence[RankInfo]) -> None:
-        """A row that was measured by ``members``.
+    def take(self, rows: Sequence[Row], members: Sequence[RankInfo]) -> None:
+        """Rows that ``members`` measured together: of a case, or of a round of a tuning.
 
         Raises:
-          InfrastructureError: it can't be written to the journal.
-          JobStopped: a signal arrived meanwhile; the row is everywhere.
+          InfrastructureError: one can't be written to the journal; those before it are everywhere.
+          JobStopped: a signal arrived meanwhile; all of them are everywhere.
         """
         with self.lock, signals_held():
-            self._journal.append(row)
-            assert self._outcome.wandb is not None
-            self._outcome.wandb.log_row(row.condensed(), members)
-            self._progress.print(table.row_line(row))
-            self._outcome.rows.append(row.condensed(of_verdict=True))
+            for row in rows:
+                self._journal.append(row)
+                assert self._outcome.wandb is not None
+                self._outcome.wandb.log_row(row.condensed(), members)
+                self._progress.print(table.row_line(row))
+                self._outcome.rows.append(row.condensed(of_verdict=True))
 
     def points(self, island: str | None) -> list[Point]:
         """Slices of the soak of one island so far; ``None``: of a job without islands."""

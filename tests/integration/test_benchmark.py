@@ -35,7 +35,7 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
     said, begun = [], []
     benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *step: begun.append(step), announce=said.append)
     (case,) = expand(SETTINGS.problem, 2)
-    rows = benchmark.run(case)
+    (rows,) = benchmark.run(case)
     assert [(row.implementation, row.requested) for row in rows] == [
         ("ppermute", "auto"),
         ("jax_ring", "baseline"),

@@ -44,7 +44,7 @@ def bring(ledger, number, rng, first, last):
         case = dataclasses.replace(measured.case, num_ranks=RANKS)
         ledger.expect([Step(case, "inputs")], f"h{number}")
         ledger.begin(Step(case, "inputs"), f"h{number}: {case}", None, f"h{number}")
-        ledger.take(dataclasses.replace(measured, case=case, island=f"h{number}"), MEMBERS[number])
+        ledger.take([dataclasses.replace(measured, case=case, island=f"h{number}")], MEMBERS[number])
 
 
 MEMBERS = [members() for _ in range(ISLANDS)]

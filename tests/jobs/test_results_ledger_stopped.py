@@ -1,4 +1,4 @@
-"""A signal that comes while a row is on its way."""
+"""A signal that comes while rows are on their way."""
 
 import io
 import os
@@ -20,14 +20,14 @@ from tests.jobs.test_results_wandb import inspect
 
 
 class StoppedJournal(Journal):
-    """The job is told to stop as soon as the row is on the disk."""
+    """The job is told to stop as soon as the first row is on the disk."""
 
     def append(self, row):
         super().append(row)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_the_row_is_in_journal_run_table_and_outcome_before_the_job_stops(tmp_path):
+def test_rows_measured_together_are_in_journal_run_table_and_outcome_before_the_job_stops(tmp_path):
     outcome, stream = Outcome(), io.StringIO()
     settings = WandbSettings(mode=WandbMode.offline)
     outcome.wandb = WandbSink.start(settings, run_dir=tmp_path, config={}, group=None, tags=[])
@@ -35,10 +35,10 @@ def test_the_row_is_in_journal_run_table_and_outcome_before_the_job_stops(tmp_pa
     with StoppedJournal(tmp_path / "results.jsonl") as journal, Progress(stream) as progress:
         ledger = Ledger(journal, outcome, progress)
         with pytest.raises(JobStopped), stop_on_signals():
-            ledger.take(row({"kernel_us": [[[100.0]], [[101.0]]]}), members)
+            ledger.take([row({"kernel_us": [[[time_us]], [[time_us]]]}) for time_us in (100.0, 200.0)], members)
     wandb_dir = outcome.wandb.dir
     outcome.wandb.finish(exit_code=143, status="stopped")
-    assert len(read(tmp_path / "results.jsonl")) == len(outcome.rows) == 1
-    assert len([line for line in stream.getvalue().splitlines() if line.strip()]) == 1
+    assert len(read(tmp_path / "results.jsonl")) == len(outcome.rows) == 2
+    assert len([line for line in stream.getvalue().splitlines() if line.strip()]) == 2
     steps = [record["history"]["item"] for record in inspect(wandb_dir) if record["type"] == "history"]
-    assert len([step for step in steps if "mosaic_gpu/kernel_us" in step]) == 1
+    assert len([step for step in steps if "mosaic_gpu/kernel_us" in step]) == 2
