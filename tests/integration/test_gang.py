@@ -237,7 +237,7 @@ def test_stuck_rank(cluster, tmp_path):
             match=r"no answer within 3 s from rank 0 on .*, rank 1 on .* while adding; rank 0: .*; stacks",
         ) as error:
             gang.call("sum_without", 1, timeout_s=3, doing="adding")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 3 + 10
         (path,) = tmp_path.iterdir()
         assert str(path) in str(error.value)
         of_rank = path.read_text().split("=== rank ")
@@ -273,7 +273,7 @@ def test_frozen_rank(cluster, caplog):
             InfrastructureError, match=r"while adding; unresponsive: rank 0 on \S+ \(pid \d+\); rank 1: .*stacks"
         ):
             gang.call("sum_of", [1.0, 2.0], timeout_s=2, doing="adding")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 2 + 10
         assert "in sum_of" in caplog.text
 
 
@@ -297,7 +297,7 @@ def test_more_ranks_than_there_are(cluster):
         match=r"cluster.num_ranks=99 needs 99 CPUs on any hosts, but there is room for \d+: \S+ \(.*\): 0 GPUs",
     ):
         default_num_ranks(cluster, ClusterSettings(num_ranks=99))
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10, "it isn't waited for"
 
 
 def test_ranks_that_are_taken(cluster):

@@ -68,7 +68,7 @@ def test_listener_that_is_no_ray():
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(InfrastructureError, match=rf"at {address}: no answer within cluster.connect_timeout_s=3"):
             check_reachable(address, 3.0)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 3.0 + 10
 
 
 def test_submission_id(monkeypatch):

@@ -18,7 +18,7 @@ def test_what_hangs_is_left_behind():
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="no answer within 0 s"):
         call_within(0.1, release.wait)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0
     release.set()
 
 

@@ -91,7 +91,8 @@ def test_memory_and_time_are_flat(fed):
     print(f"{second_bytes / 3 / ROWS:.0f} bytes stay of a row; {1e3 * first_s / ROWS:.1f} ms, then", end=" ")
     print(f"{1e3 * second_s / 3 / ROWS:.1f} ms of CPU a row")
     assert second_bytes / (3 * ROWS) < 9_000
-    assert second_s / 3 < 2 * first_s
+    # With work for each row before it, the later ones, which have five times as many before them, would cost that more.
+    assert second_s / 3 < 3 * first_s
 
 
 def test_every_row_is_in_the_journal_once_with_all_samples(fed):

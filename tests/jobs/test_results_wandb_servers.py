@@ -295,7 +295,7 @@ def test_server_that_freezes_in_the_middle_does_not_hold_the_end(run_dir, monkey
     server.frozen.set()
     began = time.monotonic()
     sink.log_row(row(2.5), [])
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 3.0, "a row isn't held up"
     (run_dir / "results.jsonl").write_text("{}\n")
     sink.finish(exit_code=0, status="ok")
     assert time.monotonic() - began < 6.0 + MARGIN_S
@@ -335,7 +335,7 @@ def test_process_ends_at_once_after_a_frozen_server(run_dir, monkeypatch, listen
     ended = time.monotonic()
     assert process.wait(timeout=30) == 0
     # Error reporting to a frozen server would take 20 s here.
-    assert time.monotonic() - ended < 4.0
+    assert time.monotonic() - ended < 10.0
 
 
 def test_stop_while_the_server_is_waited_for(run_dir, monkeypatch, listener):
