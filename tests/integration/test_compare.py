@@ -28,13 +28,14 @@ def compare(*arguments):
     )
 
 
-def slow_checkout(folder):
-    """This checkout, but its ring multiplies each shard a thousand times."""
+def in_slow_checkout(tmp_path):
+    """How ``run`` runs this checkout, but with a ring that multiplies each shard a thousand times."""
+    folder = tmp_path / "checkout"
     for package in ("cmkernel", "jobs", "conf"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     with open(folder / "cmkernel" / "ppermute.py", "a") as module:
         module.write(MANY_TIMES)
-    return folder
+    return {"root": folder, "PYTHONPATH": str(folder)}
 
 
 @pytest.mark.slow
@@ -42,9 +43,8 @@ def test_a_slow_ring_is_found_and_the_same_one_raises_no_alarm(tmp_path):
     base = [str(tmp_path / name) for name in ("base0", "base1")]
     for path in base:
         assert run(*ONE_ROW, f"run_dir={path}").code == 0
-    root = slow_checkout(tmp_path / "checkout")
     slow = str(tmp_path / "slow")
-    finished = run(*ONE_ROW, f"run_dir={slow}", root=root, PYTHONPATH=str(root))
+    finished = run(*ONE_ROW, f"run_dir={slow}", **in_slow_checkout(tmp_path))
     assert finished.code == 0, "slow, and right: " + finished.stderr
 
     same = compare(*base, *SPREAD, *FAIL_OVER)

@@ -102,7 +102,7 @@ def test_a_slow_host_is_an_outlier(cluster, tmp_path):
 
 
 def test_a_lost_island_gets_a_gang_of_its_own_and_the_others_go_on(cluster, tmp_path):
-    """And where nothing is slow the job succeeds, with a W&B run and a report that know the islands."""
+    """And the job succeeds, as none is told to be slow, with a W&B run and a report that know the islands."""
     run_dir = tmp_path / "run"
     overrides = [o for o in ISLANDS if not o.startswith(("wandb", "results"))]
     overrides += [TELLS_NONE, "wandb=offline", "problem.m_shard=32"]
