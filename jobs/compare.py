@@ -14,7 +14,7 @@ from jobs.comparison.loading import load_side, refuse_repeated
 from jobs.comparison.markdown import markdown
 from jobs.comparison.table import text
 from jobs.errors import EXIT_CHECK_FAILED, EXIT_INFRASTRUCTURE, EXIT_OK, JobError, UsageError
-from jobs.records import HEADLINE, TIMES
+from jobs.records.row import HEADLINE, TIMES
 
 _DESCRIPTION = """
 Compares runs of jobs.bench, case by case, on their raw samples. A run is a run directory or a results.jsonl; a folder

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs import entry
+from jobs.driver import entry
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from jobs.results.outcome import Outcome
+    from jobs.driver.outcome import Outcome
 
 
 def doctor(config: DictConfig, outcome: Outcome) -> None:
     """One examination."""
-    from jobs.checkup import examine
+    from jobs.driver.examination import examine
 
     examine(config, outcome)
 

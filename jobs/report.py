@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write what the command line asks for, and print where; the exit code."""
     options = _parser().parse_args(arguments)
     # Late: matplotlib and jax take seconds to import.
-    from jobs.results.recorded_run import read_runs
+    from jobs.results.disk.recorded_run import read_runs
     from jobs.results.report import write_report
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")

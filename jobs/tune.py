@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from jobs import entry
+from jobs.driver import entry
 from jobs.gang.warm_gang import WarmGang
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from jobs.results.outcome import Outcome
+    from jobs.driver.outcome import Outcome
 
 
 def tune(warm: WarmGang, config: DictConfig, outcome: Outcome) -> None:
     """One job of this kind, on the gang that is kept for it, where there is one."""
-    from jobs.run import run
-    from jobs.tuner import Tuner
+    from jobs.driver.run import run
+    from jobs.driver.tuner import Tuner
 
     run(config, warm, outcome, Tuner)
 

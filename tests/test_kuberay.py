@@ -1,17 +1,17 @@
 """The KubeRay manifest: its fields exist and have their types, and what depends on each other agrees."""
 
 import re
-from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from jobs import rules, settings
-from jobs.measure.plan import config_dir
+from jobs.config import rules
+from jobs.config import schema as settings
+from jobs.config.problem import config_dir
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = {
     document["kind"]: document for document in yaml.safe_load_all((ROOT / "scripts/kuberay_rayjob.yaml").open())
 }

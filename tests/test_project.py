@@ -14,10 +14,11 @@ from hydra import compose, initialize_config_dir
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from jobs import rules, settings
-from jobs.measure.plan import config_dir
+from jobs.config import rules
+from jobs.config import schema as settings
+from jobs.config.problem import config_dir
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-cuda13.lock")
 GROUP_CHOICES = sorted(f"{path.parent.name}={path.stem}" for path in (ROOT / "conf").glob("*/*.yaml"))

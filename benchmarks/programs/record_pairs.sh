@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Records runs of one config, one after the other, for tests/jobs/data/pairs_2xH200 (tests/jobs/test_compare_pairs.py).
+# Records runs of one config, one after the other, for tests/jobs/data/pairs_2xH200 (tests/jobs/comparison/test_pairs.py).
 #   OUT=FOLDER benchmarks/programs/record_pairs.sh [RUNS] [FIRST]      FIRST: number of the first run in the data
 # The result is $OUT/pairs.tar.gz, to be unpacked in tests/jobs/data.
 #

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from jobs.results.json_safe import json_safe
-from jobs.results.recorded_run import read_run
+from jobs.results.disk.json_safe import json_safe
+from jobs.results.disk.recorded_run import read_run
 
 MEMBER = ("device_kind", "driver_version", "versions")
 

@@ -12,7 +12,7 @@ from jobs.comparison.matching import Key, match
 from jobs.comparison.statistics import CONFIDENCE, MIN_RUNS, Change, Verdict, change
 
 # Relative standard deviation between runs of one config on one kind of GPU: from the few that were measured on several
-# days so far, 1 to 2 % of kernel_us and up to 3 % of in_graph_us. tests/jobs/test_compare_pairs.py holds it against
+# days so far, 1 to 2 % of kernel_us and up to 3 % of in_graph_us. tests/jobs/comparison/test_pairs.py holds it against
 # recorded pairs. CPU ranks share their cores with whatever else runs there, so nothing can be assumed of them.
 GPU_SPREAD = 0.03
 # A change that is shown to be within this is called none.
@@ -90,7 +90,7 @@ def compare(
     Args:
       base: the runs to compare with.
       new: the runs in question.
-      metric: one of ``jobs.records.TIMES``.
+      metric: one of ``jobs.records.row.TIMES``.
       fail_over: relative slowdown that is a regression, where it is outside the noise.
       spread: relative standard deviation between runs, where there are too few to show it; by default that of GPUs.
     """

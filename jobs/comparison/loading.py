@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from jobs.errors import UsageError
-from jobs.records import Row
-from jobs.results.journal import JOURNAL_NAME, read
-from jobs.results.recorded_run import RecordedRun, read_run, run_dirs
+from jobs.records.row import Row
+from jobs.results.disk.journal import JOURNAL_NAME, read
+from jobs.results.disk.recorded_run import RecordedRun, read_run, run_dirs
 
 # in_graph_us is a share of this many calls: with other values it is another quantity.
 _TIMING = ("chain_length", "chain_repeats")

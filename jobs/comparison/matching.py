@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Self
 
 from jobs.comparison.loading import Run
-from jobs.records import Row
+from jobs.records.row import Row
 
 _REASON_WIDTH = 160
 # As ``requested`` of a row has it.

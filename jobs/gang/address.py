@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from jobs.config.schema import ClusterMode, ClusterSettings
 from jobs.errors import InfrastructureError, UsageError
-from jobs.settings import ClusterMode, ClusterSettings
 
 RAY_ADDRESS = "RAY_ADDRESS"
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")

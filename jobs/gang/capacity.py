@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from jobs.config.schema import ClusterSettings
 from jobs.errors import NoCapacity
 from jobs.gang.cluster import Cluster
 from jobs.gang.shape import Node, plan, wanted_ranks
-from jobs.settings import ClusterSettings
 from jobs.signals import raise_if_stopped
 
 logger = logging.getLogger(__name__)

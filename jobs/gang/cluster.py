@@ -15,10 +15,10 @@ import ray
 
 import cmkernel
 import jobs
+from jobs.config.schema import ClusterSettings
 from jobs.gang.address import RAY_ADDRESS, check_reachable, cluster_address
 from jobs.gang.ray_session import connecting, init, shut_down
 from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, natural
-from jobs.settings import ClusterSettings
 
 __all__ = ["Cluster", "Node", "connect", "submission_id", "submitted_git_sha"]
 

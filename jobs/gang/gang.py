@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from jobs.config.schema import ClusterSettings
 from jobs.errors import JobError
 from jobs.gang import failures
 from jobs.gang.answers import Answer, Answers
@@ -29,7 +30,6 @@ from jobs.gang.placement import Placement
 from jobs.gang.rank import CONTROL, Rank
 from jobs.gang.shape import plan
 from jobs.gang.watchdog import Watchdog, describe_state
-from jobs.settings import ClusterSettings
 
 __all__ = ["SESSION", "Gang", "RankFailed"]
 

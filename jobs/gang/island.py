@@ -6,9 +6,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from jobs.config.schema import ClusterSettings
 from jobs.errors import NoCapacity, UsageError
 from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, Shape, describe
-from jobs.settings import ClusterSettings
 
 
 @dataclasses.dataclass(frozen=True)

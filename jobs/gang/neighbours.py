@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from cmkernel import cost
+from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError
 from jobs.gang.member import Member, Place
 from jobs.gang.shape import natural
 from jobs.health.finding import refuse_failures
 from jobs.health.gpu_findings import gpu_findings
 from jobs.health.host_findings import UNREACHABLE, is_loopback, map_name
-from jobs.measure.layout import Layout
-from jobs.settings import ClusterSettings
+from jobs.records.layout import Layout
 
 logger = logging.getLogger(__name__)
 

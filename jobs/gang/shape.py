@@ -6,8 +6,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from jobs.config.schema import ClusterSettings
 from jobs.errors import NoCapacity, UsageError
-from jobs.settings import ClusterSettings
 
 DEFAULT_CPU_RANKS = 4
 

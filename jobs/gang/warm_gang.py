@@ -14,10 +14,10 @@ from jobs.errors import GangLost, UsageError
 
 # Ray takes seconds to import: later, when a signal already ends in a RESULT line.
 if TYPE_CHECKING:
+    from jobs.config.schema import ClusterSettings
     from jobs.gang.cluster import Cluster
     from jobs.gang.gang import Gang
     from jobs.gang.member import Place
-    from jobs.settings import ClusterSettings
 
 logger = logging.getLogger(__name__)
 

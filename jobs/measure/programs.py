@@ -12,15 +12,15 @@ import jax
 import cmkernel
 from cmkernel import hardware, xla
 from cmkernel.config import CONFIG_TYPES, to_plain
+from jobs.config.schema import LOCALS
 from jobs.measure import jax_ring, torch_fused
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
-from jobs.records import BASELINE
-from jobs.settings import LOCALS
+from jobs.records.row import BASELINE
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from jobs.measure.layout import Layout
+    from jobs.records.layout import Layout
 
 # XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
@@ -35,7 +35,7 @@ class Request:
     requested: str
     """``kernel.implementation``, ``baseline``, or a round of the tuner's."""
     implementation: str
-    """``auto``, or one of ``jobs.settings.BASELINES``."""
+    """``auto``, or one of ``jobs.config.schema.BASELINES``."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Options of its config that the user or the tuner set."""
     table: cmkernel.Table | None = None

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from cmkernel import hardware
+from jobs.config.schema import Fault, TimingSettings
 from jobs.measure import inputs, programs, ring_stamps, timing, torch_fused
 from jobs.measure.check import Subject, check
-from jobs.measure.layout import Layout
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.pulse import PULSE
 from jobs.measure.ring_stamps import RING, RingStamps
 from jobs.measure.soak import soak
 from jobs.measure.telemetry import Sampler, nvlink_name
-from jobs.records import Case, RankCheck, Telemetry
-from jobs.settings import Fault, TimingSettings
-from jobs.soak_record import RankSlice
+from jobs.records.layout import Layout
+from jobs.records.row import Case, RankCheck, Telemetry
+from jobs.records.soak import RankSlice
 
 logger = logging.getLogger(__name__)
 

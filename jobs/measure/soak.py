@@ -9,10 +9,10 @@ from pathlib import Path
 
 import jax
 
+from jobs.config.schema import Fault
 from jobs.measure.check import Subject, compare_with_oracle, draw, is_wrong, summarize
 from jobs.measure.timing import Align
-from jobs.settings import Fault
-from jobs.soak_record import RankSlice
+from jobs.records.soak import RankSlice
 
 # One in so many iterations has integers, whose result must match bit for bit.
 INTEGERS_EVERY = 4

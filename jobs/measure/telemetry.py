@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 
 from jobs.health.nvml import num_active_links, visible_gpu
-from jobs.records import Telemetry
+from jobs.records.row import Telemetry
 
 INTERVAL_S = 0.05
 # Bits of nvmlClocksEventReasons that mean a lower clock than asked for, with the names of nvidia-smi.

@@ -4,13 +4,12 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from cmkernel import tuning
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "benchmarks" / "programs" / "modelled_rows.py"
 DOCS = ROOT / "docs" / "kernel.md"
 RENEW = "run PYTHONPATH=. python benchmarks/programs/modelled_rows.py --write"

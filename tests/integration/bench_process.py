@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 # Two small cases for two ranks: enough for everything but the figures.
 QUICK = (
     "problem=tiny",

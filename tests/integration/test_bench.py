@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.results import metrics
+from jobs.results.wandb import metrics
 from tests.integration.bench_process import QUICK, ROOT, command, finish, inspect, logged_rows, run, start
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from jobs.benchmark import Benchmark
+from jobs.config.problem import expand
+from jobs.driver.benchmark import Benchmark
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
-from jobs.measure.plan import expand
-from jobs.results import table
+from jobs.results.terminal import table
 from tests.integration.bench_process import QUICK
-from tests.jobs.test_settings import composed
+from tests.jobs.config.test_rules import composed
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from tests.integration.bench_process import QUICK, ROOT, Finished, environment, 
 STUB = ROOT / "tests" / "jobs" / "data" / "nvml_stub.c"
 # Pairs of ranks that exchange over gloo; what they find doesn't depend on the backend.
 LINKS = """
-from jobs.checkup import LINKS, measure_links
+from jobs.driver.examination import LINKS, measure_links
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
-from jobs.settings import ClusterMode, ClusterSettings
+from jobs.config.schema import ClusterMode, ClusterSettings
 
 settings = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=90)
 with connect(settings) as cluster, Gang.start(cluster, settings, 3, session=LINKS) as gang:

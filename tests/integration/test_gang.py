@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.driver.hosts import refuse_unfit_hosts
 from jobs.errors import GangLost, InfrastructureError, JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang, RankFailed
-from jobs.hosts import refuse_unfit_hosts
 from jobs.measure.pulse import PULSE
-from jobs.settings import ClusterMode, ClusterSettings
 from jobs.signals import stop_on_signals
 
 NUM_RANKS = 2

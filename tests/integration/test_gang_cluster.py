@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.ray_cluster import ray_cluster
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import time
 import jax
@@ -19,8 +19,8 @@ from jobs.errors import JobError
 from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
-from jobs.hosts import refuse_unfit_hosts
-from jobs.settings import ClusterMode, ClusterSettings
+from jobs.driver.hosts import refuse_unfit_hosts
+from jobs.config.schema import ClusterMode, ClusterSettings
 
 settings = ClusterSettings(setup_timeout_s=90)
 """

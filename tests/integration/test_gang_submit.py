@@ -6,13 +6,12 @@ import shutil
 import subprocess
 import time
 import zipfile
-from pathlib import Path
 
 import pytest
 
 from tests.integration.ray_cluster import ray_cluster
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SUBMIT = ROOT / "scripts" / "submit.sh"
 JOB = """
 import json, os, signal, sys, time

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jobs.results.recorded_run import read_run
+from jobs.results.disk.recorded_run import read_run
 from jobs.results.report import write_report
 from tests.integration.browser import BINARY, browser
 from tests.jobs.run_rows import LLAMA3, article_rows, failed, not_run, run_of

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.results.json_safe import json_safe
-from jobs.results.run_dir import RunDir
+from jobs.results.disk.json_safe import json_safe
+from jobs.results.disk.run_dir import RunDir
 from tests.integration.bench_process import QUICK, ROOT, Finished, environment, finish, run, start
-from tests.jobs.simulated_runs import row
-from tests.jobs.test_settings import composed
+from tests.jobs.comparison.simulated_runs import row
+from tests.jobs.config.test_rules import composed
 
 OFFLINE = [*(option for option in QUICK if not option.startswith("wandb")), "wandb=offline", "problem.m_shard=32"]
 
@@ -41,7 +41,7 @@ def await_(what: str, ready, process: subprocess.Popen, timeout_s: float = 90.0)
 STOP = "os.kill(os.getpid(), signal.SIGTERM)"
 ENTRY = f"""
 import contextlib, os, signal, tempfile
-from jobs import entry
+from jobs.driver import entry
 
 @contextlib.contextmanager
 def between_points():
@@ -114,7 +114,7 @@ RAY = """
 import os, signal, sys, threading, time
 from jobs.errors import JobStopped
 from jobs.gang.cluster import connect
-from jobs.settings import ClusterMode, ClusterSettings
+from jobs.config.schema import ClusterMode, ClusterSettings
 from jobs.signals import stop_on_signals
 
 def children():

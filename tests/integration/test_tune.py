@@ -9,16 +9,16 @@ import time
 import pytest
 
 from cmkernel import PpermuteConfig, Table
-from jobs import tuner
-from jobs.candidate import done_with, handicap, headline_us
+from jobs.config.problem import expand
+from jobs.driver import tuner
+from jobs.driver.candidate import done_with, handicap, headline_us
+from jobs.driver.tuner import Tuner
 from jobs.errors import GangLost
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
-from jobs.measure.plan import expand
-from jobs.tuner import Tuner
 from tests.integration.bench_process import QUICK, finish, run, start
 from tests.integration.test_compare import FAIL_OVER, SPREAD, compare, in_slow_checkout
-from tests.jobs.test_settings import composed
+from tests.jobs.config.test_rules import composed
 
 pytestmark = pytest.mark.slow
 

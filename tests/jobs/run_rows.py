@@ -1,12 +1,12 @@
 """Rows for the tests of pictures and reports: those under benchmarks/, and what may stand beside them."""
 
 import dataclasses
-from pathlib import Path
 
-from jobs.records import Row
-from jobs.results.recorded_run import RecordedRun, read_run
+from jobs.records.row import Row
+from jobs.results.disk.recorded_run import RecordedRun, read_run
+from tests.paths import ROOT
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 ARTICLE = BENCHMARKS / "2026-11-29_article_2xH200"
 LLAMA3 = BENCHMARKS / "2026-11-29_llama3_2xH200"
 H200 = "NVIDIA H200"

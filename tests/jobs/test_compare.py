@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jobs import compare
-from tests.jobs.simulated_runs import Noise, row, samples, write_run
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.jobs.comparison.simulated_runs import Noise, row, samples, write_run
+from tests.paths import ROOT
 
 
 def write_runs(folder, time_us, count, **options):

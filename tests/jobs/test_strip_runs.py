@@ -4,16 +4,15 @@ import copy
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jobs.comparison.comparison import compare
 from jobs.comparison.loading import load_side
-from tests.jobs.simulated_runs import ENVIRONMENT, Noise, row, samples, write_run
+from tests.jobs.comparison.simulated_runs import ENVIRONMENT, Noise, row, samples, write_run
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "benchmarks" / "programs" / "strip_runs.py"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from jobs.records import Row
+from jobs.records.row import Row
 from jobs.results.pictures import landscape, ranks, ring_timeline, style, times, utilisation
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
 from cmkernel import cost
-from jobs.records import HEADLINE, Case, Row
-from jobs.results.derive import fastest_us
+from jobs.config.schema import LOCALS
+from jobs.records.row import HEADLINE, Case, Row
+from jobs.results.analysis.derive import fastest_us
 from jobs.results.pictures import selection, style
-from jobs.settings import LOCALS
 
 _LOCAL: dict[str, Any] = {"color": "black", "linestyle": "-", "linewidth": 1.3}
 _ARTICLE: dict[str, Any] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.3}

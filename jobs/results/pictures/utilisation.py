@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cmkernel import cost, tuning
-from jobs.records import HEADLINE, Case, Row
+from jobs.records.row import HEADLINE, Case, Row
 from jobs.results.pictures import selection, style
 
 # What cmkernel.tuning's model was fitted to.

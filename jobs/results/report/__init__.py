@@ -8,8 +8,8 @@ from pathlib import Path
 
 from jobs.errors import InfrastructureError
 from jobs.results import pictures
+from jobs.results.disk.recorded_run import RecordedRun
 from jobs.results.pictures import Drawn
-from jobs.results.recorded_run import RecordedRun
 from jobs.results.report.page import page
 
 PAGE_NAME = "report.html"

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from jobs.records import Row
-from jobs.results import soaking
+from jobs.records.row import Row
+from jobs.results.analysis import soaking
+from jobs.results.analysis.robust import DEFAULT_OUTLIER_Z
+from jobs.results.analysis.standings import standings
+from jobs.results.disk.recorded_run import RecordedRun
 from jobs.results.pictures import Drawn
-from jobs.results.recorded_run import RecordedRun
 from jobs.results.report import tables
-from jobs.results.robust import DEFAULT_OUTLIER_Z
-from jobs.results.standings import standings
 
 _HERE = Path(__file__).parent
 # In the title.

@@ -7,9 +7,10 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.records import Row
-from jobs.results import per_rank, table
-from jobs.results.recorded_run import RecordedRun
+from jobs.records.row import Row
+from jobs.results.disk.recorded_run import RecordedRun
+from jobs.results.terminal import table
+from jobs.results.wandb import per_rank
 
 # Columns of words, which are aligned left, and of sentences, which are broken into lines.
 _WORDS = {

@@ -1,0 +1,1 @@
+"""What the driver of a job does: read the config, start gangs, collect rows, conclude."""

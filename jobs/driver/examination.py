@@ -1,0 +1,219 @@
+"""One examination of ``jobs.doctor``: hosts, GPUs, links, then the verdicts. The entry point imports this late."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import sys
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from cmkernel.hardware import COMPUTE_CAPABILITY, MIN_NCCL_VERSION
+from jobs.config.rules import to_settings
+from jobs.config.schema import ClusterSettings, Implementation, Settings
+from jobs.driver.hosts import driver_versions
+from jobs.driver.outcome import Outcome
+from jobs.errors import EXIT_CHECK_FAILED, InfrastructureError, NoCapacity
+from jobs.gang.capacity import default_num_ranks
+from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
+from jobs.gang.examiners import Examiners
+from jobs.gang.gang import Gang
+from jobs.health import gpu_findings, host_findings
+from jobs.health.facts import Bandwidth, HostFacts
+from jobs.health.finding import Finding, Verdict
+from jobs.health.host import host_facts
+from jobs.health.link_findings import link_findings
+from jobs.health.pairs import rounds
+from jobs.health.table import print_findings
+from jobs.records.environment import environment
+from jobs.results.disk.run_dir import RunDir
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+LINKS = "jobs.health.links:LinkSession"
+_LINK_BYTES, _LINK_REPEATS = 256 * 2**20, 10
+# The whole examination shall take less than a minute; a gang that isn't there by then is a finding.
+_EXAMINER_TIMEOUT_S, _PLACEMENT_TIMEOUT_S, _SETUP_TIMEOUT_S, _STEP_TIMEOUT_S = 20.0, 10.0, 40.0, 30.0
+
+
+@dataclasses.dataclass
+class Examination:
+    """What was seen and what it means."""
+
+    hosts: list[HostFacts] = dataclasses.field(default_factory=list)
+    links: list[Bandwidth] = dataclasses.field(default_factory=list)
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+
+    def failures(self) -> list[Finding]:
+        """Findings that no job should run with."""
+        return [finding for finding in self.findings if finding.verdict is Verdict.fail]
+
+
+def examine(config: DictConfig, outcome: Outcome) -> None:
+    """One examination, all its output but the RESULT line, which ``outcome`` makes.
+
+    Raises:
+      JobError, JobStopped: the examination ended early.
+    """
+    seen = Examination()
+    settings = to_settings(config)
+    run_dir = RunDir.create(settings.run_dir, submission_id=submission_id())
+    outcome.run_dir = run_dir.path
+    run_dir.write_config(settings)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_conclude, outcome, seen, run_dir)
+        cluster = stack.enter_context(connect(settings.cluster))
+        _look(cluster, settings, seen)
+
+
+def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
+    """Everything that there is to see, the cheapest first."""
+    num_ranks = default_num_ranks(cluster, settings.cluster)
+    driver = driver_versions(host_facts(cluster.nodes[0].ip, with_gpus=False).versions)
+    with Examiners(cluster.nodes) as examiners:
+        hosts, silent = examiners.facts(with_gpus=True, timeout_s=_EXAMINER_TIMEOUT_S)
+        seen.hosts.extend(hosts)
+        seen.findings += host_findings.silence_findings([(node.host, why) for node, why in silent])
+        seen.findings += host_findings.version_findings(driver, hosts)
+        seen.findings += host_findings.resolution_findings(hosts, on_gpus=cluster.on_gpus)
+        seen.findings += host_findings.clock_findings(examiners.clock_offsets())
+        seen.findings += host_findings.shm_findings(hosts)
+        seen.findings += host_findings.memlock_findings(hosts)
+        seen.findings += host_findings.driver_findings(hosts)
+        seen.findings += _gpus(cluster, hosts, _names_kernel(settings))
+        seen.findings += _tcp(examiners, seen)
+        if cluster.on_gpus:
+            _look_at_links(cluster, settings, num_ranks, seen)
+        for host, xids, error in examiners.xids():
+            seen.findings += gpu_findings.xid_findings(host, xids, error)
+
+
+def _gpus(cluster: Cluster, hosts: Sequence[HostFacts], names_kernel: bool) -> list[Finding]:
+    """Of every GPU once, as raylets of one machine may see the same ones."""
+    findings, known = [], set()
+    for host in hosts:
+        new = [gpu for gpu in host.gpus if gpu.uuid not in known]
+        known |= {gpu.uuid for gpu in new}
+        for gpu in new:
+            where = gpu_findings.gpu_name(host.host, gpu)
+            findings.append(
+                gpu_findings.architecture_finding(where, gpu, needed=COMPUTE_CAPABILITY, is_named=names_kernel)
+            )
+            findings += gpu_findings.gpu_findings(where, gpu)
+        findings += gpu_findings.peer_findings(dataclasses.replace(host, gpus=tuple(new)))
+    if not known and not cluster.on_gpus:
+        findings.append(Finding("GPUs", "the cluster", "none: ranks run on CPUs", Verdict.unknown))
+    elif len(known) < cluster.num_gpus:
+        found = f"Ray counts {cluster.num_gpus}, NVML finds {len(known)}"
+        mend = "nvidia-smi -L on each host; several raylets of a host each need CUDA_VISIBLE_DEVICES of their own"
+        findings.append(Finding("GPUs", "the cluster", found, Verdict.fail, mend))
+    return findings
+
+
+def _tcp(examiners: Examiners, seen: Examination) -> list[Finding]:
+    """Between neighbours in the ring of hosts."""
+    links = examiners.tcp()
+    if not links:
+        return [Finding("TCP", "the cluster", "one host: nothing to measure", Verdict.unknown)]
+    seen.links += links
+    cure = "let the hosts reach each other on all TCP ports, see docs/clusters.md"
+    return link_findings("TCP", links, mend="ethtool: speed, duplex and errors of both ends", cure=cure)
+
+
+def _look_at_links(cluster: Cluster, settings: Settings, num_ranks: int, seen: Examination) -> None:
+    """What NCCL does between GPUs, and which one it is; a gang that doesn't start is a finding."""
+    if failures := seen.failures():
+        found = f"not measured: mend {failures[0].check} on {failures[0].where} first"
+        seen.findings.append(Finding("GPU links", "the cluster", found, Verdict.unknown))
+        return
+    try:
+        links = _exchange(cluster, _impatient(settings.cluster), num_ranks, seen, _names_kernel(settings))
+    except NoCapacity:
+        raise
+    except InfrastructureError as error:
+        mend = "the message names the rank; NCCL_DEBUG=INFO in the environment of ray start tells more"
+        seen.findings.append(Finding("GPU links", "the cluster", str(error), Verdict.fail, mend))
+        return
+    seen.links += [link for kind in links.values() for link in kind]
+    for kind, measured in links.items():
+        mend, cure = "nvidia-smi nvlink -e; nvidia-smi topo -m", "nvidia-smi topo -p2p w; dmesg on both hosts"
+        seen.findings += link_findings(kind, measured, mend=mend, cure=cure)
+
+
+def _exchange(
+    cluster: Cluster, settings: ClusterSettings, num_ranks: int, seen: Examination, names_kernel: bool
+) -> dict[str, list[Bandwidth]]:
+    """All pairs of GPUs inside hosts, and neighbours between hosts, by kind."""
+    with Gang.start(cluster, settings, num_ranks, session=LINKS) as gang:
+        loaded = {member.host: member.versions["nccl"] for member in gang.members}
+        seen.findings += host_findings.nccl_findings(loaded, needed=MIN_NCCL_VERSION, is_named=names_kernel)
+        return measure_links(gang, num_bytes=_LINK_BYTES, repeats=_LINK_REPEATS)
+
+
+def measure_links(gang: Gang, *, num_bytes: int, repeats: int) -> dict[str, list[Bandwidth]]:
+    """Bandwidth of every pair inside hosts, and of neighbours between hosts: ``num_bytes`` each way, at the same time.
+
+    Args:
+      gang: Ranks with a ``LinkSession``, in the order of the ring.
+      num_bytes: Of one exchange.
+      repeats: Exchanges that are timed together.
+    """
+    groups: dict[str, list[int]] = {}
+    for member in gang.members:
+        groups.setdefault(member.host, []).append(member.rank)
+    links: dict[str, list[Bandwidth]] = {}
+    for pairs in rounds(list(groups.values())):
+        exchanges = gang.call(
+            "exchange", pairs, num_bytes, repeats, timeout_s=_STEP_TIMEOUT_S, doing=f"exchanging between ranks {pairs}"
+        )
+        for a, b in pairs:
+            here, there = gang.members[a], gang.members[b]
+            is_inside = here.host == there.host
+            name = f"{here.host} rank {a} - {b}" if is_inside else f"{here.host} rank {a} - {there.host} rank {b}"
+            is_intact = exchanges[a].is_intact and exchanges[b].is_intact
+            links.setdefault("GPU links inside hosts" if is_inside else "GPU links between hosts", []).append(
+                Bandwidth(
+                    link=name,
+                    bytes_per_s=num_bytes / max(exchanges[a].seconds, exchanges[b].seconds),
+                    error=None if is_intact else "other data arrived than were sent",
+                )
+            )
+    return links
+
+
+def _conclude(outcome: Outcome, seen: Examination, run_dir: RunDir) -> None:
+    """The table, ``doctor.json``, and the exit code."""
+    with outcome.recording():
+        if not seen.findings:
+            return
+        print_findings(seen.findings, sys.stdout)
+        run_dir.write_examination(
+            {
+                "format_version": FORMAT_VERSION,
+                **environment(submitted_git_sha()),
+                "hosts": [dataclasses.asdict(host) for host in seen.hosts],
+                "links": [dataclasses.asdict(link) for link in seen.links],
+                "findings": [
+                    {**dataclasses.asdict(finding), "verdict": finding.verdict.value} for finding in seen.findings
+                ],
+            }
+        )
+        print(f"# Results : {outcome.run_dir}", flush=True)
+        if failures := seen.failures():
+            named = "; ".join(f"{finding.check} on {finding.where}" for finding in failures[:8])
+            outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failures)} checks failed: {named}")
+
+
+def _names_kernel(settings: Settings) -> bool:
+    return settings.kernel.implementation in (Implementation.mosaic_gpu, Implementation.mosaic_gpu_simple)
+
+
+def _impatient(settings: ClusterSettings) -> ClusterSettings:
+    return dataclasses.replace(
+        settings,
+        placement_timeout_s=min(settings.placement_timeout_s, _PLACEMENT_TIMEOUT_S),
+        setup_timeout_s=min(settings.setup_timeout_s, _SETUP_TIMEOUT_S),
+    )

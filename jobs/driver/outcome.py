@@ -1,0 +1,68 @@
+"""How a job ends: its status, its exit code, and what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.driver.result_line import result_line
+from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, JobError, JobStopped
+
+if TYPE_CHECKING:
+    from jobs.records.row import Row
+    from jobs.results.analysis.soaking import Point
+    from jobs.results.wandb.sink import WandbSink
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a job ended and what it left behind."""
+
+    status: str = "ok"
+    exit_code: int = EXIT_OK
+    error: str | None = None
+    run_dir: Path | None = None
+    wandb: WandbSink | None = None
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    """All rows of the journal, condensed, those of a job that this one resumes included."""
+    soak: list[Point] = dataclasses.field(default_factory=list)
+    """Of each slice of the soak."""
+    restarts: int = 0
+    restart_s: float = 0.0
+    """Seconds from each loss of a gang to the first step of the next one, added up."""
+
+    def end(self, status: str, exit_code: int, error: object) -> None:
+        """Record why the job ends early; the first reason stays, whatever goes wrong while cleaning up."""
+        logger.error("%s: %s", status, error)
+        if self.status == "ok":
+            self.status, self.exit_code, self.error = status, exit_code, str(error)
+
+    @contextlib.contextmanager
+    def recording(self, where: str = "") -> Iterator[None]:
+        """Turn an exception into the job's status and exit code; the error begins with ``where``."""
+        try:
+            yield
+        except (JobError, JobStopped) as error:
+            self.end(error.status, error.exit_code, f"{where}{error}")
+        except Exception as error:
+            logger.exception("a bug, or an error that nobody foresaw")
+            self.end("internal_error", EXIT_INFRASTRUCTURE, f"{where}{type(error).__name__}: {error}")
+
+    def line(self, **more: Any) -> str:
+        """The RESULT line; ``more`` are further keys."""
+        return result_line(
+            status=self.status,
+            exit_code=self.exit_code,
+            run_dir=str(self.run_dir) if self.run_dir else None,
+            rows=len(self.rows),
+            restarts=self.restarts,
+            wandb_dir=str(self.wandb.dir) if self.wandb and self.wandb.dir else None,
+            error=self.error,
+            **more,
+        )

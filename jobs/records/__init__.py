@@ -1,0 +1,1 @@
+"""What a job measures and writes down, as plain data."""

@@ -1,0 +1,1 @@
+"""What rows say: figures, best, outliers, drift."""

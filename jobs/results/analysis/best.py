@@ -1,0 +1,48 @@
+"""The fastest implementation of a case so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+
+from jobs.config.schema import LOCALS
+from jobs.records.row import HEADLINE
+from jobs.results.analysis.derive import fastest_us
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """An implementation whose check passed, and its headline time."""
+
+    implementation: str
+    time_us: float
+    ratio_to_local: float | None
+    """That over the bound, the multiply alone; ``None`` where that wasn't measured."""
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio_to_local is None else f", {self.ratio_to_local:.2f}x local"
+        return f"best {self.implementation} {self.time_us:.1f} us{ratio}"
+
+
+def best(headlines: Mapping[str, float | None]) -> Best | None:
+    """Of the headline times by implementation; the multiplies alone don't count."""
+    times_us = {name: time_us for name, time_us in headlines.items() if time_us is not None and name not in LOCALS}
+    if not times_us:
+        return None
+    name = min(times_us, key=lambda name: times_us[name])
+    local_us = fastest_us(LOCALS, headlines)
+    return Best(name, times_us[name], times_us[name] / local_us if local_us else None)
+
+
+def best_of_samples(samples: Mapping[str, Mapping[str, Sequence[Sequence[Sequence[float]]]]]) -> Best | None:
+    """Of raw samples by implementation and time, ``[rank][burst][sample]`` each; those without any don't count."""
+    # A burst may have none: there may be more bursts than chains.
+    timed = {name: times[HEADLINE] for name, times in samples.items() if all(map(any, times[HEADLINE]))}
+    return best(
+        {
+            name: max(statistics.median(itertools.chain.from_iterable(bursts)) for bursts in ranks)
+            for name, ranks in timed.items()
+        }
+    )

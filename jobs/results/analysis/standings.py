@@ -1,0 +1,160 @@
+"""Which islands and ranks are slower than the others: ranked, and outliers named.
+
+Of each case and implementation an island has its headline time, that of its slowest rank, and a rank the median of
+its samples. The z-score of a time among the others of its kind is that of ``robust``. ``least`` is there
+the larger one of two: the scatter of samples (from their interquartile range; its median over all islands or ranks),
+and the standard error of this very median, ``sqrt(pi / 2) scatter / sqrt(n)`` for normal data: no time is an outlier
+that another measurement might take back. Only slow ones are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from jobs.records.row import HEADLINE, Case, Row, quartiles
+from jobs.results.analysis.robust import NORMAL, median_and_scale, z_score
+
+MIN_MEMBERS = 3
+"""Of fewer nobody can tell which one is the odd one."""
+# Of the standard error of a median over that of a mean.
+_OF_MEDIAN = math.sqrt(math.pi / 2)
+_MAX_SHOWN = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How an island or a rank did on one case."""
+
+    case: Case
+    implementation: str
+    time_us: float
+    median_us: float
+    """Over all islands, or ranks."""
+    z: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.implementation} on {self.case}: {self.time_us:.1f} us, median {self.median_us:.1f}, z {self.z:.1f}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """One island, or one rank, over all cases."""
+
+    name: str
+    excess: float
+    """Time over the median of all, less one: geometric mean over cases and implementations."""
+    worst: Result
+    """Where its z-score is largest."""
+    is_outlier: bool
+
+    def line(self) -> str:
+        """As the summary shows it."""
+        verdict = f"  OUTLIER: {self.worst}" if self.is_outlier else f"  largest z {self.worst.z:.1f}"
+        return f"#   {self.name}  {100 * self.excess:+.1f} %{verdict}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Standings:
+    """Slowest first."""
+
+    islands: tuple[Standing, ...]
+    """Empty where there are fewer than ``MIN_MEMBERS`` to compare."""
+    ranks: tuple[Standing, ...]
+    num_islands: int
+
+    @property
+    def outliers(self) -> list[Standing]:
+        """Islands, then ranks."""
+        return [standing for standing in (*self.islands, *self.ranks) if standing.is_outlier]
+
+    def lines(self) -> list[str]:
+        """The summary: every outlier, and the slowest others."""
+        if not self.islands:
+            too_few = (
+                f"# Islands : {self.num_islands}, too few to tell a slow one from a fast one ({MIN_MEMBERS} needed)"
+            )
+            return ["#", too_few, *_ranking("Ranks  ", self.ranks)]
+        return ["#", *_ranking("Islands", self.islands), *_ranking("Ranks  ", self.ranks)]
+
+
+def standings(rows: Sequence[Row], *, outlier_z: float, num_samples: int | None = None) -> Standings:
+    """Of the islands and ranks that measured ``rows``.
+
+    Args:
+      rows: of a job; those without an island or a time are left out.
+      outlier_z: the threshold.
+      num_samples: headline samples of each rank, where the rows are condensed and don't tell.
+    """
+    groups: dict[tuple[Case, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.island is not None and row.headline_us is not None:
+            groups[row.case, row.implementation].append(row)
+    islands: dict[str, list[Result]] = defaultdict(list)
+    ranks: dict[str, list[Result]] = defaultdict(list)
+    for (case, implementation), group in groups.items():
+        of_islands = {
+            str(row.island): [_Time.of(rank, num_samples) for rank in row.samples_us[HEADLINE]] for row in group
+        }
+        of_ranks = {f"rank {r} of {name}": time for name, times in of_islands.items() for r, time in enumerate(times)}
+        slowest = {name: max(times, key=lambda time: time.median_us) for name, times in of_islands.items()}
+        _judge(slowest, case, implementation, islands)
+        _judge(of_ranks, case, implementation, ranks)
+    names = {row.island for row in rows if row.island is not None}
+    return Standings(_ranked(islands, outlier_z), _ranked(ranks, outlier_z), len(names))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Time:
+    """A rank's headline time on a case."""
+
+    median_us: float
+    scatter: float
+    """Standard deviation of the samples' logarithms, from their quartiles."""
+    error: float
+    """Standard error of the median's logarithm."""
+
+    @classmethod
+    def of(cls, bursts: Sequence[Sequence[float]], num_samples: int | None) -> _Time:
+        lower, median, upper = quartiles(bursts)
+        scatter = NORMAL * math.log(upper / lower) / 2
+        count = num_samples or sum(map(len, bursts))
+        return cls(median, scatter, _OF_MEDIAN * scatter / math.sqrt(count))
+
+
+def _judge(times: Mapping[str, _Time], case: Case, implementation: str, results: dict[str, list[Result]]) -> None:
+    """Add the result of each island, or rank, to ``results``."""
+    if len(times) < MIN_MEMBERS:
+        return
+    median_us, scale = median_and_scale([time.median_us for time in times.values()])
+    scatter = statistics.median(time.scatter for time in times.values())
+    for name, time in times.items():
+        z = z_score(time.median_us, median_us, scale, least=max(scatter, time.error))
+        results[name].append(Result(case, implementation, time.median_us, median_us, z))
+
+
+def _ranked(results: Mapping[str, list[Result]], outlier_z: float) -> tuple[Standing, ...]:
+    found = []
+    for name, of_name in results.items():
+        excess = math.exp(statistics.fmean(math.log(r.time_us / r.median_us) for r in of_name)) - 1
+        worst = max(of_name, key=lambda result: result.z)
+        found.append(Standing(name, excess, worst, worst.z > outlier_z))
+    return tuple(sorted(found, key=lambda standing: -standing.excess))
+
+
+def _ranking(title: str, found: Sequence[Standing]) -> list[str]:
+    if not found:
+        return []
+    outliers = sum(standing.is_outlier for standing in found)
+    shown = [s for place, s in enumerate(found) if place < _MAX_SHOWN or s.is_outlier]
+    more = f", {len(shown)} shown" if len(shown) < len(found) else ""
+    verdict = f"{outliers} OUTLIER{'S' * (outliers > 1)}" if outliers else "no outlier"
+    return [
+        f"# {title} : {len(found)}, {verdict}; slowest first, in-graph time over the median of all{more}",
+        *(standing.line() for standing in shown),
+    ]

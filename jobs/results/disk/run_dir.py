@@ -1,0 +1,209 @@
+"""The run directory: one folder a job, with everything that the job leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from jobs.config.rules import to_settings
+from jobs.config.schema import Settings
+from jobs.errors import InfrastructureError, UsageError
+from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME
+from jobs.results.disk.json_safe import json_safe
+
+DEFAULT_BASE = "~/cmkernel_runs"
+_CONFIG_NAME = "config.yaml"
+_ENVIRONMENT_NAME = "environment.json"
+# No fault of the option's value: another folder on the same disk would fail too.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDir:
+    """A folder that exists, is absolute and was written to."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, settings_run_dir: str | None, *, submission_id: str | None) -> RunDir:
+        """The folder that ``run_dir=`` names, or a new one below ``~/cmkernel_runs`` that no other job has.
+
+        Raises:
+          UsageError: the folder can't be made or written to, holds the results of another job, or is relative to the
+            working directory of a submitted job.
+          InfrastructureError: the disk is full or broken.
+        """
+        name = settings_run_dir or f"{DEFAULT_BASE}/{_own_name(submission_id)}"
+        path = absolute("run_dir", name, submission_id if settings_run_dir else None)
+        with _refusing("run_dir", path):
+            if settings_run_dir is None:
+                path = _make_new(path)
+            else:
+                _make_or_take(path)
+            _probe(path)
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, name: str, *, submission_id: str | None) -> RunDir:
+        """The folder that ``resume=`` names, which an earlier job has left.
+
+        Raises:
+          UsageError: there is none, it can't be written to, or it is relative to the working directory of a submitted
+            job.
+          InfrastructureError: the disk is full or broken.
+        """
+        path = absolute("resume", name, submission_id)
+        if not (path / _CONFIG_NAME).is_file():
+            raise UsageError(f"resume={path} must be the run directory of an earlier job, with its {_CONFIG_NAME}")
+        with _refusing("resume", path):
+            _probe(path)
+        return cls(path)
+
+    @property
+    def journal_path(self) -> Path:
+        """Rows, one JSON object a line."""
+        return self.path / JOURNAL_NAME
+
+    @property
+    def soak_path(self) -> Path:
+        """Slices of the soak, one JSON object a line."""
+        return self.path / SOAK_NAME
+
+    @property
+    def log_path(self) -> Path:
+        """The driver's log."""
+        return self.path / "bench.log"
+
+    def write_config(self, settings: Settings) -> None:
+        """Write the resolved config to ``config.yaml``: enums by name; a W&B key is never part of the settings.
+
+        Raises:
+          InfrastructureError: the file can't be written.
+        """
+        self._write(_CONFIG_NAME, OmegaConf.to_yaml(OmegaConf.structured(settings)))
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Write what the job ran on to ``environment.json``.
+
+        Raises:
+          InfrastructureError: the file can't be written.
+        """
+        self._write(_ENVIRONMENT_NAME, json.dumps(json_safe(environment), indent=2, allow_nan=False) + "\n")
+
+    def read_config(self) -> Settings:
+        """The settings in ``config.yaml``.
+
+        Raises:
+          UsageError: they can't be read, or aren't those of this version's options.
+        """
+        path = self.path / _CONFIG_NAME
+        try:
+            return to_settings(cast(DictConfig, OmegaConf.create(path.read_text())))
+        except (OSError, ValueError, UsageError) as error:
+            raise UsageError(f"{path}: {error}") from error
+
+    def read_environment(self) -> dict[str, Any]:
+        """What ``environment.json`` says; empty where a job ended before it was written.
+
+        Raises:
+          UsageError: it can't be read.
+        """
+        path = self.path / _ENVIRONMENT_NAME
+        if not path.exists():
+            return {}
+        try:
+            return dict(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: can't be read ({error})") from error
+
+    def write_examination(self, examination: Mapping[str, Any]) -> None:
+        """Write what the doctor saw and found to ``doctor.json``.
+
+        Raises:
+          InfrastructureError: the file can't be written.
+        """
+        self._write("doctor.json", json.dumps(json_safe(examination), indent=2, allow_nan=False) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.path / name
+        new = path.with_name(f".{name}.new")
+        try:
+            # A disk that fills up leaves what was there before.
+            new.write_text(text)
+            new.replace(path)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise InfrastructureError(f"{path}: can't be written ({error.strerror})") from error
+
+
+def absolute(option: str, name: str, submission_id: str | None) -> Path:
+    """The path that ``option`` names, of what outlives the job.
+
+    Raises:
+      UsageError: it is relative to the working directory of a submitted job, or to a home that can't be found.
+    """
+    if submission_id and not name.startswith(("/", "~")):
+        raise UsageError(f"{option}={name} must be absolute: a submitted job's working directory vanishes with it")
+    with _refusing(option, name):
+        # abspath, not resolve(): the path stays as the user knows it, symbolic links included.
+        return Path(os.path.abspath(Path(name).expanduser()))
+
+
+def _probe(path: Path) -> None:
+    probe = path / f".probe-{os.getpid()}"
+    probe.write_bytes(b"is it writable?\n")
+    probe.unlink()
+
+
+def _own_name(submission_id: str | None) -> str:
+    """Ray lets users choose submission ids: what isn't good for a file name is replaced."""
+    name = re.sub(r"[^\w.-]", "_", submission_id or "").lstrip(".")
+    return name or time.strftime("%Y%m%d-%H%M%S")
+
+
+def _make_new(wanted: Path) -> Path:
+    """A folder that this call made; jobs that start in the same second get ``-2``, ``-3``, ..."""
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("count() is endless")
+
+
+def _make_or_take(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    journal = path / JOURNAL_NAME
+    # An empty journal is what a job leaves that failed before its first row.
+    if journal.exists() and journal.stat().st_size:
+        raise UsageError(
+            f"run_dir={path} already holds a {JOURNAL_NAME}, and a run needs a folder of its own: name another one, "
+            f"leave run_dir out for a new one below {DEFAULT_BASE}, or continue that job with resume={path}"
+        )
+
+
+@contextlib.contextmanager
+def _refusing(option: str, path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # expanduser() finds no home
+        raise UsageError(f"{option}={path}: {error}") from error
+    except OSError as error:
+        if error.errno in _DISK_ERRORS:
+            raise InfrastructureError(f"{option}={path}: {error.strerror}") from error
+        reason = "a file is in the way" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
+        raise UsageError(f"{option}={path}: not writable ({reason}); name a folder the driver may write to") from error

@@ -1,0 +1,125 @@
+"""How far the job is: a bar on a terminal, a plain line now and then in a log."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from jobs.results.analysis.best import Best
+from jobs.results.terminal.steps import Step, told_s
+from jobs.results.terminal.track import Track
+
+PLAIN_INTERVAL_S = 5.0
+# The driver shares its host with ranks that are being timed: two redraws a second don't disturb them.
+REFRESHES_PER_SECOND = 2
+
+
+class Progress:
+    """Shows steps while the ``with`` block runs, on ``stream``: what runs, time left, best so far.
+
+    Several islands have a track each: steps add up, and the time left is that of the one that takes longest. Only one
+    thread at a time may call.
+
+    Off a terminal, lines begin with ``#`` as all lines of the table that aren't rows, and come at most once every
+    ``PLAIN_INTERVAL_S``.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._tracks: dict[str | None, Track] = defaultdict(Track)
+        self._last_line_s: float | None = None
+        self._bar: _Bar | None = None
+
+    def __enter__(self) -> Progress:
+        # A terminal that can't move its cursor gets plain lines too.
+        if self._stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+            self._bar = _Bar(
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                _TimeLeftColumn(self),
+                console=Console(file=self._stream),
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
+            )
+            self._task = self._bar.add_task("starting", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left; ``None`` while nothing is expected."""
+        now_s = time.monotonic()
+        # The thread that draws the bar asks too.
+        tracks = list(self._tracks.values())
+        return max((track.left_s(now_s) for track in tracks if not track.is_over), default=None)
+
+    def expect(self, plan: Sequence[Step], island: str | None = None) -> None:
+        """A gang, that of an ``island``, will come to ``plan``, in the place of what its predecessor hasn't come to."""
+        self._tracks[island].expect(plan)
+        if self._bar:
+            self._bar.update(self._task, total=self._num_steps)
+
+    def begin(self, step: Step, text: str, best: Best | None = None, island: str | None = None) -> None:
+        """The step before this one is done, and ``step`` begins; steps of the plan in between are skipped.
+
+        Args:
+          step: one of the plan, behind the last one; another one counts as part of the step before it.
+          text: what people shall read of it.
+          best: the fastest implementation of the case so far.
+          island: whose step it is.
+        """
+        now_s = time.monotonic()
+        self._tracks[island].begin(step, now_s)
+        numbers = [track.number for track in self._tracks.values()]
+        if self._bar:
+            done = sum(max(number - 1, 0) for number in numbers)
+            self._bar.update(self._task, completed=done, description=f"{text}; {best}" if best else text)
+        elif self._last_line_s is None or now_s - self._last_line_s >= PLAIN_INTERVAL_S:
+            self._last_line_s = now_s
+            parts = [text, f"about {told_s(self.left_s or 0.0)} left", *([str(best)] if best else [])]
+            print(f"# {sum(numbers)}/{self._num_steps} {'; '.join(parts)}", file=self._stream, flush=True)
+
+    @property
+    def _num_steps(self) -> int:
+        return sum(track.num_steps for track in self._tracks.values())
+
+    def print(self, line: str) -> None:
+        """A line that stays, at once: above the bar where there is one."""
+        if self._bar:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=self._stream, flush=True)
+
+
+class _Bar(RichProgress):
+    """What runs on a line of its own, as long as the terminal is wide, and the bar below."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            yield Text(task.description, no_wrap=True, overflow="ellipsis")
+        yield self.make_tasks_table(self.tasks)
+
+
+class _TimeLeftColumn(ProgressColumn):
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: Task) -> Text:
+        left_s = self._progress.left_s
+        return Text("" if left_s is None else f"about {told_s(left_s)} left")

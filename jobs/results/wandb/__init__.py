@@ -1,0 +1,1 @@
+"""The job's W&B run."""

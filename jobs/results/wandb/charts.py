@@ -1,0 +1,113 @@
+"""What the pictures show, as data for W&B's own charts."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from jobs.records.row import HEADLINE, Case, Row
+from jobs.results.wandb import per_rank
+from jobs.results.wandb.metrics import case_name
+
+# As of the picture.
+MIN_CONFIGS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """One chart and its table."""
+
+    name: str
+    """That of the picture with the same data."""
+    kind: Literal["bar", "line", "scatter"]
+    title: str
+    x: str
+    """Column of the labels or of the abscissa."""
+    y: str
+    columns: tuple[str, ...]
+    lines: Sequence[Sequence[Any]]
+    stroke: str | None = None
+    """Column that tells lines apart."""
+
+
+def charts(
+    by_case: Mapping[Case, Mapping[str, Row]], rows: Sequence[Row], per_rank_lines: Sequence[Sequence[Any]]
+) -> list[Chart]:
+    """Those that there is data for.
+
+    Args:
+      by_case: the fastest row of each implementation.
+      rows: all of them.
+      per_rank_lines: of the table ``per_rank``.
+    """
+    fastest = [row for of_case in by_case.values() for row in of_case.values()]
+    found = [_time_against_bound(by_case), _utilisation(fastest), _ranks(per_rank_lines), _landscape(rows)]
+    return [chart for chart in found if chart.lines]
+
+
+def _time_against_bound(by_case: Mapping[Case, Mapping[str, Row]]) -> Chart:
+    lines = []
+    for case, rows in by_case.items():
+        times = {name: row.headline_us for name, row in rows.items()}
+        bounds = [row.derived.article_bound_us for row in rows.values() if row.derived]
+        times["article's bound"] = next((bound for bound in bounds if bound is not None), None)
+        lines += [[f"{case_name(case)} {name}", time_us] for name, time_us in times.items() if time_us is not None]
+    title = f"Time against the bound: {HEADLINE} of the slowest rank"
+    return Chart("time_against_bound", "bar", title, "case", HEADLINE, ("case", HEADLINE), lines)
+
+
+def _utilisation(rows: Sequence[Row]) -> Chart:
+    """A line for each implementation and weight; nothing where all cases have one size."""
+    known = [(row, row.derived) for row in rows if row.derived]
+    has_peak = all(derived.utilisation is not None for _, derived in known)
+    y = "util_pct" if has_peak else "tflops"
+    lines = [
+        [
+            row.case.m_shard,
+            100 * derived.utilisation if has_peak and derived.utilisation is not None else derived.tflops_per_gpu,
+            f"{row.implementation} {row.case.k}x{row.case.n_shard} {row.case.dtype}",
+        ]
+        for row, derived in known
+    ]
+    if len({row.case.m_shard for row, _ in known}) < 2:
+        lines = []
+    columns = ("m_shard", y, "implementation")
+    return Chart("utilisation", "line", "Utilisation against size", "m_shard", y, columns, lines, "implementation")
+
+
+def _ranks(per_rank_lines: Sequence[Sequence[Any]]) -> Chart:
+    """How far each rank's median lies from that of all ranks of its row."""
+    key = len(per_rank.COLUMNS[: per_rank.COLUMNS.index("rank")])
+    rank, time = per_rank.COLUMNS.index("rank"), per_rank.COLUMNS.index(HEADLINE)
+    groups: dict[tuple[Any, ...], list[Sequence[Any]]] = {}
+    for line in per_rank_lines:
+        if line[time] is not None:
+            groups.setdefault(tuple(line[:key]), []).append(line)
+    lines = []
+    for (name, m_shard, k, n_shard, dtype, implementation, island), of_row in groups.items():
+        middle_us = statistics.median(line[time] for line in of_row)
+        label = f"{name} {m_shard}x{k}x{n_shard} {dtype} {implementation}" + (f" {island}" if island else "")
+        lines += [[line[rank], 100 * (line[time] / middle_us - 1), label] for line in of_row if len(of_row) > 1]
+    y = "deviation_pct"
+    return Chart("ranks", "scatter", "Ranks: deviation from the median of all", "rank", y, ("rank", y, "case"), lines)
+
+
+def _landscape(rows: Sequence[Row]) -> Chart:
+    """The time by each config, fastest first, where one implementation ran with several on a case."""
+    groups: dict[tuple[Case, str], dict[str, Row]] = {}
+    for row in rows:
+        if row.config and row.headline_us is not None:
+            groups.setdefault((row.case, row.implementation), {})[str(row.config)] = row
+    lines = []
+    for (case, name), by_config in groups.items():
+        configs = [row.config or {} for row in by_config.values()]
+        if len(configs) < MIN_CONFIGS:
+            continue
+        varied = [option for option in configs[0] if len({str(config.get(option)) for config in configs}) > 1]
+        for row in sorted(by_config.values(), key=lambda row: row.headline_us or 0.0):
+            options = " ".join(f"{option}={(row.config or {}).get(option)}" for option in varied)
+            lines.append([f"{case_name(case)} {name} {options}", row.headline_us])
+    title = f"Time by config: {HEADLINE} of the slowest rank"
+    return Chart("tuning_landscape", "bar", title, "config", HEADLINE, ("config", HEADLINE), lines)

@@ -1,0 +1,163 @@
+"""Names, units and values of what W&B gets. docs/metrics.md has them all: they are an interface."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from jobs.records.row import HEADLINE, TIMES, Case, Row
+from jobs.results.analysis.best import best
+
+Scalar = float | int | str
+STEP = "case/number"
+"""What curves are drawn over."""
+
+
+class RankInfo(Protocol):
+    """What is read of a gang's member."""
+
+    @property
+    def rank(self) -> int:
+        """Its place in the gang."""
+
+    @property
+    def host(self) -> str:
+        """Where it runs."""
+
+    @property
+    def device_kind(self) -> str:
+        """Name of its device in jax."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One name of the history."""
+
+    name: str
+    unit: str
+    """Empty where it has none."""
+    value: Callable[[Row], Scalar | None]
+    """``None``: not known."""
+    is_drawn: bool = False
+    """Whether W&B shows its curve without being asked."""
+
+
+def _slowest(name: str, row: Row) -> float | None:
+    spread = getattr(row, name)
+    return spread.max if spread else None
+
+
+def _derived(name: str, scale: float, row: Row) -> float | None:
+    value = getattr(row.derived, name) if row.derived else None
+    return None if value is None else value * scale
+
+
+def _case(name: str, row: Row) -> Scalar:
+    value: Scalar = getattr(row.case, name)
+    return value
+
+
+def _gpus(choose: Callable[[Iterable[float]], float], name: str, row: Row) -> float | None:
+    return choose(getattr(gpu, name) for gpu in row.telemetry) if row.telemetry else None
+
+
+OF_IMPLEMENTATION = (
+    *(Metric(name, "us", partial(_slowest, name), is_drawn=name == HEADLINE) for name in TIMES),
+    Metric("tflops", "TFLOP/s", partial(_derived, "tflops_per_gpu", 1.0), is_drawn=True),
+    Metric("util_pct", "%", partial(_derived, "utilisation", 100.0)),
+    Metric("ratio_to_local", "", partial(_derived, "ratio_to_local", 1.0), is_drawn=True),
+    Metric("speedup_over_xla", "", partial(_derived, "speedup_over_xla", 1.0), is_drawn=True),
+    Metric("busbw_gbps", "GB/s", partial(_derived, "bus_bandwidth_gbps", 1.0)),
+    Metric("overlap_pct", "%", partial(_derived, "overlap_efficiency", 100.0)),
+    Metric("check_passed", "0 or 1", lambda row: int(row.check.passed) if row.check else None),
+    Metric("num_wrong", "elements", lambda row: row.check.num_wrong if row.check else None),
+)
+"""Behind ``<implementation>/``: each implementation has its own curve."""
+
+OF_ROW = (
+    *(
+        Metric(f"case/{name}", unit, partial(_case, name))
+        for name, unit in (("name", ""), ("m_shard", "rows"), ("k", ""), ("n_shard", "columns"))
+    ),
+    Metric("case/dtype", "", partial(_case, "dtype")),
+    Metric("case/num_ranks", "ranks", partial(_case, "num_ranks")),
+    Metric("case/implementation", "", lambda row: row.implementation),
+    Metric("attempt", "", lambda row: row.attempt),
+    Metric("island", "", lambda row: row.island),
+    Metric("gpu/sm_clock_min_mhz", "MHz", partial(_gpus, min, "sm_clock_min_mhz"), is_drawn=True),
+    Metric("gpu/power_max_w", "W", partial(_gpus, max, "power_max_w"), is_drawn=True),
+)
+"""What every row has beside ``case/number``; ``island`` where there are several, on GPUs also the last two."""
+
+SUMMARY_OF_CASE = {
+    "best": "",
+    "best_us": "us",
+    "best_tflops": "TFLOP/s",
+    "best_ratio_to_local": "",
+    "best_speedup_over_xla": "",
+    "check_passed": "0 or 1",
+    f"<implementation>_{HEADLINE}": "us",
+}
+"""Units by name, behind ``<case>/``."""
+
+SUMMARY_OF_RUN = {
+    "rows": "",
+    "failed_checks": "",
+    "status": "",
+    "exit_code": "",
+    "restarts": "",
+    "restart_s": "s",
+}
+"""Units by name."""
+
+SUMMARY_OF_ISLANDS = {"islands": "", "outliers": "", "slowest_island": ""}
+"""Units by name; only where there are islands."""
+
+SUMMARY_OF_SOAK = {
+    "soak/iterations": "",
+    "soak/wrong": "",
+    "soak/slow": "",
+    "soak/largest_growth_mib": "MiB",
+    "soak/largest_drift_pct": "%",
+}
+"""Units by name; only where there was a soak."""
+
+
+def history(row: Row, case_number: int) -> dict[str, Scalar]:
+    """One step of the run's history: ``OF_IMPLEMENTATION`` and ``OF_ROW``; what isn't known is left out."""
+    values = {f"{row.implementation}/{metric.name}": metric.value(row) for metric in OF_IMPLEMENTATION}
+    values |= {STEP: case_number, **{metric.name: metric.value(row) for metric in OF_ROW}}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def case_name(case: Case) -> str:
+    """What the summary's names of a case begin with."""
+    # W&B nests the summary at dots.
+    return f"{case.name.replace('.', '_')}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}"
+
+
+def case_summary(rows: Mapping[str, Row], *, passed: bool) -> dict[str, Scalar]:
+    """Headline of one case, from its rows by implementation, under names that no other case of the run has.
+
+    ``passed``: whether all checks of the case did, those of rows that aren't given included.
+    """
+    first = next(iter(rows.values()))
+    values: dict[str, Scalar | None] = {f"{name}_{HEADLINE}": row.headline_us for name, row in rows.items()}
+    if any(row.check for row in rows.values()):
+        values["check_passed"] = int(passed)
+    if fastest := best({name: row.headline_us for name, row in rows.items()}):
+        figures = history(rows[fastest.implementation], 0)
+        values |= {"best": fastest.implementation, "best_us": fastest.time_us}
+        for name in ("tflops", "ratio_to_local", "speedup_over_xla"):
+            values[f"best_{name}"] = figures.get(f"{fastest.implementation}/{name}")
+    return {f"{case_name(first.case)}/{name}": value for name, value in values.items() if value is not None}
+
+
+def tags(row: Row, members: Sequence[RankInfo]) -> list[str]:
+    """By which runs are found: the kind of device, and the implementation that the job is about."""
+    return [
+        *dict.fromkeys(member.device_kind for member in members),
+        *([] if row.is_baseline else [row.implementation]),
+    ]

@@ -1,0 +1,40 @@
+"""The table ``per_rank`` of a W&B run: a line for each rank of each row."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.records.row import TIMES, Row
+from jobs.results.wandb.metrics import RankInfo
+
+COLUMNS = (
+    *("case", "m_shard", "k", "n_shard", "dtype", "implementation", "island", "rank", "host", "device"),
+    *TIMES,
+    *("sm_clock_mhz", "power_w", "throttle_reasons"),
+)
+
+
+def lines(row: Row, members: Sequence[RankInfo]) -> list[list[Any]]:
+    """Each rank's medians over all its samples in microseconds, and its GPU's state."""
+    case = row.case
+    telemetry = {rank.rank: rank for rank in row.telemetry}
+    found: list[list[Any]] = []
+    for member in members:
+        gpu = telemetry.get(member.rank)
+        found.append(
+            [case.name, case.m_shard, case.k, case.n_shard, case.dtype, row.implementation]
+            + [row.island, member.rank, member.host, member.device_kind]
+            + [_median(row, name, member.rank) for name in TIMES]
+            + ([gpu.sm_clock_mhz, gpu.power_w, " ".join(gpu.throttle_reasons)] if gpu else [None, None, None])
+        )
+    return found
+
+
+def _median(row: Row, name: str, rank: int) -> float | None:
+    samples = row.samples_us.get(name)
+    if samples is None or rank >= len(samples):
+        return None
+    values = [value for burst in samples[rank] for value in burst]
+    return statistics.median(values) if values else None

@@ -1,0 +1,94 @@
+import dataclasses
+
+import pytest
+
+from jobs.config.resume import MAY_CHANGE, continued
+from jobs.config.schema import ClusterSettings, Implementation, KernelSettings, ProblemSettings, Settings, WandbMode
+from jobs.errors import UsageError
+from jobs.results.disk.run_dir import RunDir
+
+
+@pytest.fixture
+def stored():
+    problem = ProblemSettings(name="tiny", m_shard=[64, 128], k=256, n_shard=256)
+    return Settings(problem=problem, cluster=ClusterSettings(num_ranks=2))
+
+
+def given(stored, **changes):
+    return dataclasses.replace(stored, resume="/runs/a", **changes)
+
+
+def test_without_overrides_everything_is_kept(stored):
+    assert continued(stored, Settings(resume="/runs/a"), ["resume=/runs/a"]) == given(stored)
+
+
+def test_the_same_overrides_again_are_no_conflict(stored):
+    overrides = ["problem=tiny", "problem.m_shard=[64,128]", "cluster.num_ranks=2", "resume=/runs/a"]
+    assert continued(stored, given(stored), overrides) == given(stored)
+
+
+OTHER_SIZE = ProblemSettings(name="tiny", m_shard=[8])
+
+
+@pytest.mark.parametrize(
+    ("changes", "override", "option", "value", "before"),
+    [
+        ({"problem": OTHER_SIZE}, "problem.m_shard=[8]", "problem.m_shard", "[8]", "[64, 128]"),
+        ({"problem": ProblemSettings(name="llama3")}, "problem=llama3", "problem.name", "llama3", "tiny"),
+        (
+            {"kernel": KernelSettings(implementation=Implementation.xla)},
+            "kernel=xla",
+            "kernel.implementation",
+            "xla",
+            "auto",
+        ),
+        ({"cluster": ClusterSettings()}, "cluster.num_ranks=null", "cluster.num_ranks", "null", "2"),
+        ({"run_dir": "/runs/b"}, "run_dir=/runs/b", "run_dir", "/runs/b", "null"),
+    ],
+)
+def test_a_conflict_is_named(stored, changes, override, option, value, before):
+    with pytest.raises(UsageError) as error:
+        continued(stored, given(stored, **changes), ["resume=/runs/a", override])
+    assert str(error.value).startswith(f"{option}={value} contradicts {option}={before} of the job in resume=/runs/a")
+
+
+def test_where_it_runs_may_change(stored):
+    changed = given(stored, cluster=ClusterSettings(address="h:1", max_restarts=9, stall_timeout_s=7.0))
+    changed.wandb.mode = WandbMode.offline
+    overrides = ["cluster.address=h:1", "cluster.max_restarts=9", "cluster.stall_timeout_s=7", "wandb=offline"]
+    settings = continued(stored, changed, overrides)
+    assert settings.cluster == ClusterSettings(num_ranks=2, address="h:1", max_restarts=9, stall_timeout_s=7.0)
+    assert settings.wandb.mode is WandbMode.offline
+    assert stored.cluster.address is None
+
+
+def test_what_may_change_are_options():
+    for option in MAY_CHANGE:
+        group, name = option.split(".")
+        assert hasattr(getattr(Settings(), group), name)
+
+
+def test_config_comes_back_as_it_was(stored, tmp_path):
+    run_dir = RunDir.create(str(tmp_path), submission_id=None)
+    run_dir.write_config(stored)
+    assert RunDir.reopen(str(tmp_path), submission_id=None).read_config() == stored
+
+
+def test_unknown_option_of_another_version_is_named(stored, tmp_path):
+    run_dir = RunDir.create(str(tmp_path), submission_id=None)
+    run_dir.write_config(stored)
+    with (tmp_path / "config.yaml").open("a") as file:
+        file.write("\nspeed: 11\n")
+    with pytest.raises(UsageError, match=r"config.yaml: speed is no option"):
+        run_dir.read_config()
+
+
+def test_environment_of_a_job_that_never_began(tmp_path):
+    assert RunDir.create(str(tmp_path), submission_id=None).read_environment() == {}
+
+
+def test_no_run_directory_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=rf"resume={tmp_path} must be the run directory of an earlier job"):
+        RunDir.reopen(str(tmp_path), submission_id=None)
+    with pytest.raises(UsageError, match="resume=runs/a must be absolute"):
+        RunDir.reopen("runs/a", submission_id="raysubmit_1")

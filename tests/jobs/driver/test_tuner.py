@@ -1,0 +1,152 @@
+"""What can be told of a tuning without a gang: its options, and which rounds are complete."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jobs.driver.benchmark import Benchmark
+from jobs.driver.candidate import LOST, complete_rounds, done_with, handicap, relative
+from jobs.driver.tuner import Tuner
+from jobs.errors import UsageError
+from tests.jobs.config.test_rules import composed
+from tests.jobs.run_rows import article_rows, not_run
+
+ROW = article_rows()[0]
+
+
+def rows_of(*requested):
+    return [dataclasses.replace(ROW, requested=f"tune:{name}") for name in requested]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["kernel=xla"], r"kernel.implementation=xla can't be tuned; use one of auto, mosaic_gpu, ppermute"),
+        (["kernel=mosaic_gpu", "kernel.tile_n=128"], r"kernel.tile_n is set, and jobs.tune is to find it"),
+        (["cluster.world=per_island"], r"cluster.world=per_island is not for jobs.tune"),
+        (["timing.soak_minutes=2"], r"timing.soak_minutes=2.0 is for jobs.bench"),
+        (["tuning.table=/nowhere/tuned.jsonl"], r"tuning.table=/nowhere/tuned.jsonl: /nowhere is no folder"),
+        (["tuning.table=/proc/tuned.jsonl"], r"tuning.table=/proc/tuned.jsonl: /proc isn't writable"),
+        (
+            ["tuning.round_size=5", "cluster.gpu_memory_fraction=0.2"],
+            r"tuning.round_size=5 .* cluster.gpu_memory_fraction=0.2 of a GPU's memory; at most 4 do",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(overrides, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        Tuner.settle(composed(*overrides), tmp_path)
+
+
+def test_the_table_is_in_the_run_directory_unless_it_is_named(tmp_path):
+    given = composed()
+    assert Tuner.settle(given, tmp_path).tuning.table == str(tmp_path / "tuned.jsonl")
+    assert given.tuning.table is None
+    named = composed(f"tuning.table={tmp_path / 'mine.jsonl'}")
+    assert Tuner.settle(named, tmp_path / "run").tuning.table == str(tmp_path / "mine.jsonl")
+
+
+def test_a_table_is_not_left_in_the_working_directory_of_a_submitted_job(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}}))
+    with pytest.raises(UsageError, match=r"tuning.table=mine.jsonl must be absolute: a submitted job's working"):
+        Tuner.settle(composed("tuning.table=mine.jsonl"), tmp_path)
+    assert Tuner.settle(composed(), tmp_path).tuning.table == str(tmp_path / "tuned.jsonl")
+
+
+def test_a_resumed_job_reads_the_same_table_wherever_it_is_started(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = composed("kernel.table=mine.jsonl")
+    for kind in (Benchmark, Tuner):
+        assert kind.settle(given, tmp_path).kernel.table == str(tmp_path / "mine.jsonl")
+        assert kind.settle(composed(), tmp_path).kernel.table is None
+
+
+def test_a_table_that_would_be_overwritten_unread_is_refused(tmp_path):
+    path = tmp_path / "tuned.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(UsageError, match=r"tuning.table=.*tuned.jsonl:1: no entry of a table"):
+        Tuner.settle(composed(f"tuning.table={path}"), tmp_path / "run")
+
+
+def test_the_defaults_fit_beside_each_other(tmp_path):
+    assert Tuner.settle(composed("tuning.round_size=9"), tmp_path).tuning.round_size == 9
+    with pytest.raises(UsageError, match="at most 9 do"):
+        Tuner.settle(composed("tuning.round_size=10"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("requested", "finished"),
+    [
+        ((), False),
+        (("1/2", "1/2:heuristic"), False),
+        (("1/2", "1/2:heuristic", "2/2"), False),
+        (("1/2", "1/2:heuristic", "2/2", "2/2:heuristic"), True),
+        (("1/1:heuristic",), True),
+    ],
+)
+def test_a_case_is_finished_with_its_last_round(requested, finished):
+    unfinished = Tuner.unfinished(composed(), [ROW.case], rows_of(*requested))
+    assert unfinished == ([] if finished else [ROW.case])
+
+
+def test_rows_of_a_round_that_was_cut_short_are_left_out():
+    rows = rows_of("1/3", "1/3:heuristic", "2/3", "2/2", "2/2", "2/2:heuristic", "3/3")
+    assert [[row.requested for row in of_round] for of_round in complete_rounds(rows)] == [
+        ["tune:1/3", "tune:1/3:heuristic"],
+        ["tune:2/2", "tune:2/2", "tune:2/2:heuristic"],
+    ]
+
+
+def test_rows_of_an_earlier_gang_are_no_part_of_the_round_that_was_measured_again():
+    cut_short, again = rows_of("1/1"), rows_of("1/1", "1/1", "1/1:heuristic")
+    again = [dataclasses.replace(row, attempt=2) for row in again]
+    assert complete_rounds([*cut_short, *again]) == [again]
+
+
+def test_a_config_that_a_gang_was_lost_with_is_not_tried_again():
+    one, two, three = ({"tile_n": tile_n} for tile_n in (64, 128, 192))
+    rows = [dataclasses.replace(row, config=one) for row in rows_of("1/2", "1/2:heuristic")]
+    lost = dataclasses.replace(not_run(ROW, f"{LOST}: no progress"), requested="tune:2/2", config=two)
+    (cut_short,) = (dataclasses.replace(row, config=three) for row in rows_of("2/2"))
+    assert done_with([*rows, cut_short, lost]) == [one, one, two]
+
+
+def test_each_kind_of_job_refuses_the_others_run_directory():
+    settings = composed("resume=/runs/a")
+    with pytest.raises(UsageError, match=r"resume=/runs/a is a run directory of jobs.bench, not of jobs.tune"):
+        Tuner.unfinished(settings, [ROW.case], [ROW])
+    with pytest.raises(UsageError, match=r"resume=/runs/a is a run directory of jobs.tune, not of jobs.bench"):
+        Benchmark.unfinished(settings, [ROW.case], rows_of("1/1"))
+
+
+def test_a_candidate_is_compared_with_the_reference_burst_by_burst():
+    # Everything takes twice as long in the second burst, and a third one only the reference had.
+    candidate = [[[9.0, 9.0], [18.0, 18.0]], [[8.0, 8.0], [16.0, 16.0]]]
+    reference = [[[10.0, 10.0], [20.0, 20.0], [99.0]], [[9.0, 9.0], [18.0, 18.0], [99.0]]]
+    assert relative(candidate, reference) == pytest.approx(0.9)
+    assert relative([], reference) == float("inf")
+
+
+# The headline of each of five bursts on 2x H200, at m_shard=256 k=4096 n_shard=3072.
+HEURISTIC, MORE_SENDERS = (64.4, 63.8, 57.8, 63.2, 74.4), (63.4, 61.2, 61.8, 65.6, 66.1)
+
+
+def bursts(*times_us):
+    return [[[time_us] for time_us in times_us]]
+
+
+def test_a_winner_is_faster_by_burst_and_as_a_whole():
+    reference = bursts(*HEURISTIC)
+    assert relative(bursts(*MORE_SENDERS), reference) < 0.99, "in three bursts of five"
+    assert handicap(bursts(*MORE_SENDERS), reference, min_gain=0.0) == pytest.approx(63.4 / 63.8)
+    slower = bursts(64.5, 63.7, 60, 65.6, 66.1)
+    assert relative(slower, reference) < handicap(slower, reference, min_gain=0.0) == pytest.approx(64.5 / 63.8)
+    assert handicap(reference, reference, min_gain=0.01) == 1
+    assert handicap(bursts(*(0.9 * time_us for time_us in HEURISTIC)), reference, min_gain=0.01) == pytest.approx(0.91)
+
+
+def test_a_candidate_that_was_stopped_early_does_not_win_by_its_few_turns():
+    assert relative(bursts(50.0), bursts(*HEURISTIC)) < 1
+    assert handicap(bursts(50.0), bursts(*HEURISTIC), min_gain=0.01) == float("inf")
+    assert handicap([], bursts(*HEURISTIC), min_gain=0.01) == float("inf")

@@ -1,0 +1,124 @@
+"""The journal's format refuses what must never be written."""
+
+import dataclasses
+import json
+
+import pytest
+
+from cmkernel.timeline import Interval, StepTimes
+from jobs.records.row import TIMES, Case, Check, Derived, RankCheck, Row, Spread, Telemetry
+
+CASE = Case(name="article", m_shard=64, k=256, n_shard=128, dtype="bfloat16", num_ranks=2)
+PASSED = RankCheck(
+    passed=True,
+    calls=4,
+    num_elements=100,
+    num_wrong=0,
+    max_error=0.25,
+    relative_error=0.001,
+    relative_tolerance=0.004,
+    integers_exact=True,
+)
+FAILED = dataclasses.replace(PASSED, passed=False, num_wrong=3, max_error=9.0)
+
+
+def test_one_failed_rank_fails_the_check():
+    check = Check.of_ranks([PASSED, FAILED])
+    assert not check.passed
+    assert check.failed_ranks == (1,)
+    assert (check.num_elements, check.num_wrong, check.max_error) == (200, 3, 9.0)
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_a_failed_check_leaves_no_time(time):
+    failed = Check.of_ranks([PASSED, FAILED])
+    with pytest.raises(ValueError, match="has a time although its check failed"):
+        Row(case=CASE, implementation="xla", requested="baseline", check=failed, **{time: Spread(1.0, 2.0, 3.0)})
+    with pytest.raises(ValueError, match="has a time although its check failed"):
+        Row(case=CASE, implementation="xla", requested="baseline", check=failed, samples_us={time: [[[1.0]]]})
+
+
+def test_a_row_survives_the_journal():
+    row = Row(
+        case=CASE,
+        implementation="ppermute",
+        requested="auto",
+        check=Check.of_ranks([PASSED, PASSED]),
+        in_graph_us=Spread.over([3.0, 1.0, 2.0]),
+        samples_us={"in_graph_us": [[[1.0, 2.0]], [[3.0]]]},
+        derived=Derived(
+            tflops_per_gpu=1.0,
+            utilisation=None,
+            ratio_to_local=1.5,
+            speedup_over_xla=2.0,
+            bus_bandwidth_gbps=3.0,
+            overlap_efficiency=None,
+            article_bound_us=8.0,
+        ),
+        timeline=[[dataclasses.asdict(StepTimes(1, Interval(38.0, 80.0), Interval(-1.5, 35.0), 2.5))]] * 2,
+        telemetry=(
+            Telemetry(
+                rank=0,
+                num_samples=3,
+                sm_clock_mhz=1980,
+                sm_clock_min_mhz=1400,
+                power_w=650,
+                power_max_w=700,
+                temperature_c=50,
+                throttle_reasons=("sw_power_cap",),
+            ),
+        ),
+    )
+    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert row.headline_us == 3.0
+    assert row.in_graph_us == Spread(1.0, 2.0, 3.0)
+
+
+def test_a_baseline_that_could_not_run_has_a_reason_and_no_time():
+    row = Row(case=CASE, implementation="torch_fused", requested="baseline", check=None, reason="no torch")
+    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert row.headline_us is None
+    assert not row.failed
+    for wrong in ({"reason": None}, {"call_us": Spread(1.0, 2.0, 3.0)}):
+        with pytest.raises(ValueError, match="needs a reason, and no time"):
+            dataclasses.replace(row, **wrong)
+
+
+def test_another_format_version_is_refused():
+    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
+    with pytest.raises(ValueError, match="version=99 of a row must be one of"):
+        Row.from_json({**row.to_json(), "version": 99})
+
+
+def test_version_1_is_read_as_the_first_attempt():
+    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
+    data = {**row.to_json(), "version": 1}
+    del data["attempt"]
+    assert Row.from_json(data) == row
+    assert row.attempt == 1
+
+
+def test_version_2_has_no_timeline():
+    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
+    data = {**row.to_json(), "version": 2}
+    del data["timeline"]
+    assert Row.from_json(data) == row
+
+
+def test_what_stays_of_a_row_has_no_bulk():
+    row = Row(
+        case=CASE,
+        implementation="mosaic_gpu",
+        requested="auto",
+        check=Check.of_ranks([PASSED]),
+        samples_us={"in_graph_us": [[[4.0, 1.0], [2.0, 3.0, 5.0]]], "call_us": [[[7.0, 9.0, 8.0, 6.0, 5.0]]]},
+        kernels_us={"ring": 3.0},
+        timeline=[[dataclasses.asdict(StepTimes(0, Interval(0.0, 40.5), None, 0.0))]],
+    )
+    found = row.condensed()
+    assert found.samples_us == {"in_graph_us": [[[2.0, 3.0, 4.0]]], "call_us": [[[7.0]]]}
+    assert (found.kernels_us, found.timeline) == ({}, [])
+    assert set(row.condensed(of_verdict=True).samples_us) == {"in_graph_us"}
+    candidate = dataclasses.replace(row, requested="tune:1/2").condensed()
+    assert candidate.samples_us == row.samples_us, "the tuner compares bursts"
+    assert candidate.timeline == []

@@ -1,0 +1,75 @@
+import dataclasses
+
+import pytest
+
+from jobs.records.row import Case
+from jobs.results.analysis.best import best, best_of_samples
+from jobs.results.terminal.steps import Step, steps_of, time_left_s, told_s
+from tests.jobs.config.test_rules import composed
+
+CASE = Case(name="tiny", m_shard=1024, k=4096, n_shard=4096, dtype="bfloat16", num_ranks=8)
+SETTINGS = composed("timing.bursts=2")
+NAMES = ["auto", "xla", "local"]
+
+
+def total_s(device_kind: str, case: Case = CASE, *overrides: str) -> float:
+    return sum(step.expected_s for step in steps_of(case, NAMES, composed(*overrides), device_kind))
+
+
+def test_steps_are_those_of_a_case_in_order():
+    found = steps_of(CASE, NAMES, SETTINGS, "cpu")
+    assert found == [
+        Step(CASE, "inputs"),
+        *(Step(CASE, "check", name) for name in NAMES),
+        *(Step(CASE, "warm-up", name) for name in NAMES),
+        *(Step(CASE, "burst 1/2", name) for name in NAMES),
+        *(Step(CASE, "burst 2/2", name) for name in NAMES),
+    ]
+    assert all(step.expected_s > 0 for step in found)
+    assert steps_of(CASE, NAMES, SETTINGS, "NVIDIA H200")[-1] == Step(CASE, "profile")
+
+
+def test_expected_times_follow_the_cost_model_and_what_is_measured():
+    larger = dataclasses.replace(CASE, m_shard=8192)
+    assert total_s("NVIDIA H200", larger) > total_s("NVIDIA H200")
+    assert total_s("cpu") > total_s("NVIDIA H200"), "a device without a model is slow"
+    many = total_s("NVIDIA H200", larger, "timing.iterations=6000")
+    assert many > total_s("NVIDIA H200", larger)
+    bursts = {s.implementation: s.expected_s for s in steps_of(larger, NAMES, SETTINGS, "NVIDIA H200")[-4:-1]}
+    assert bursts["local"] <= bursts["auto"] < bursts["xla"], "all-gather, then multiply, hides nothing"
+
+
+@pytest.mark.parametrize(
+    ("done_expected_s", "done_s", "current_s", "left_s"),
+    [
+        (0, 0, 0, 10),  # nothing is done: as expected
+        (5, 15, 0, 30),  # all took three times as long
+        (5, 2.5, 0, 5),
+        (5, 5, 4, 6),
+        (5, 5, 14, 0),  # longer than expected, but never negative
+    ],
+)
+def test_time_left_is_scaled_by_what_was_done(done_expected_s, done_s, current_s, left_s):
+    found = time_left_s(expected_s=10, done_expected_s=done_expected_s, done_s=done_s, current_s=current_s)
+    assert found == pytest.approx(left_s)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 s"), (59.6, "60 s"), (100, "2 min"), (5399, "1 h 30 min"), (7500, "2 h 05 min")]
+)
+def test_durations_for_people(seconds, text):
+    assert told_s(seconds) == text
+
+
+def test_best_is_the_fastest_that_communicates():
+    found = best({"ppermute": 200.0, "xla": 150.0, "local": 100.0, "local_cublas": 75.0, "mosaic_gpu": None})
+    assert str(found) == "best xla 150.0 us, 2.00x local"
+    assert str(best({"ppermute": 200.0})) == "best ppermute 200.0 us"
+    assert best({"local": 100.0}) is None
+
+
+def test_an_implementation_counts_as_best_once_it_has_a_chain():
+    """The first bursts have none where there are more bursts than chains."""
+    none, some = {"in_graph_us": [[[]], [[]]]}, {"in_graph_us": [[[], [3.0]], [[], [4.0]]]}
+    assert best_of_samples({"xla": none}) is None
+    assert best_of_samples({"xla": none, "ppermute": some}).time_us == 4.0

@@ -1,0 +1,218 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cmkernel.cost import ExpectedTime, default_links
+from jobs.records.layout import Layout
+from jobs.records.row import TIMES, Case, Check, Derived, Row, Spread
+from jobs.results.terminal import table
+
+CASE = Case(name="70b_qkv", m_shard=1024, k=8192, n_shard=5120, dtype="bfloat16", num_ranks=2)
+PASSED = Check(
+    passed=True,
+    calls=4,
+    num_elements=20_971_520,
+    num_wrong=0,
+    max_error=0.01,
+    relative_error=1e-3,
+    relative_tolerance=2e-3,
+    integers_exact=True,
+)
+FAILED = dataclasses.replace(
+    PASSED, passed=False, num_wrong=12, relative_error=float("inf"), integers_exact=False, failed_ranks=(0, 1)
+)
+EXPECTED = ExpectedTime(local_us=70.0, gather_us=18.1, serial_us=88.1, overlapped_us=70.0, article_bound_us=86.04)
+DERIVED = Derived(
+    tflops_per_gpu=687.19,
+    utilisation=0.6946,
+    ratio_to_local=1.25,
+    speedup_over_xla=1.6,
+    bus_bandwidth_gbps=83.886,
+    overlap_efficiency=0.75,
+    article_bound_us=86.0,
+)
+
+
+def row(**changes) -> Row:
+    spread = Spread(90.0, 95.0, 100.0)
+    passed = Row(
+        case=CASE, implementation="mosaic_gpu", requested="auto", check=PASSED, in_graph_us=spread, derived=DERIVED
+    )
+    return dataclasses.replace(passed, **changes)
+
+
+def cells(line: str) -> dict[str, str]:
+    """The columns of a row, found by the places of the titles."""
+    titles = next(line for line in table.column_lines() if line.startswith("# case"))
+    found, start = {}, 2
+    for column in table._COLUMNS:
+        found[column.title] = line[start : start + column.width].strip()
+        assert titles[start : start + column.width].strip() == column.title
+        start += column.width + 1
+    return found
+
+
+def test_row_has_the_maximum_over_ranks_and_dashes_where_nothing_was_measured():
+    found = cells(table.row_line(row(call_us=Spread(1.0, 2.0, 1234567.89), kernel_us=Spread(89.0, 90.0, 91.0))))
+    assert found == {
+        "case": "70b_qkv",
+        "m_shard": "1024",
+        "k": "8192",
+        "n_shard": "5120",
+        "type": "bf16",
+        "D": "2",
+        "implementation": "mosaic_gpu",
+        "kernel_us": "91.00",
+        "min": "89.00",
+        "device_us": "-",
+        "in_graph_us": "100.00",
+        "call_us": "1234567.9",
+        "bound": "86.00",
+        "TF/s": "687.19",
+        "util": "69.46",
+        "/local": "1.25",
+        "xla/": "1.60",
+        "busbw": "83.89",
+        "overlap": "75.00",
+        "#wrong": "0",
+    }
+
+
+def test_failed_check_withholds_everything():
+    found = cells(table.row_line(row(check=FAILED, in_graph_us=None, derived=None)))
+    assert found["in_graph_us"] == "FAILED"
+    assert found["#wrong"] == "12"
+    assert {found[name] for name in TIMES if name != "in_graph_us"} == {"-"}
+    assert found["TF/s"] == found["busbw"] == found["util"] == "-"
+
+
+NOT_RUN = {
+    "check": None,
+    "reason": "torch can't be imported: " + "no module " * 50,
+    "in_graph_us": None,
+    "derived": None,
+}
+
+
+def test_baseline_that_could_not_run_says_so():
+    found = cells(table.row_line(row(implementation="torch_fused", **NOT_RUN)))
+    assert found["in_graph_us"] == "not run"
+    assert found["#wrong"] == found["call_us"] == found["TF/s"] == "-"
+    lines = table.footer_lines([row(), row(implementation="torch_fused", **NOT_RUN)])
+    assert lines[1] == f"# NOT RUN torch_fused on {CASE}"
+    assert lines[2].startswith("#   torch can't be imported: no module")
+    assert lines[3:] == ["# Out of bounds values : 0 OK", "# Rows : 2, 1 of them not run"]
+    assert all(len(line) <= table.MAX_WIDTH for line in lines)
+
+
+times = st.none() | st.builds(lambda value: Spread(value, value, value), st.floats(1e-6, 1e12))
+
+
+@given(
+    name=st.text("abc_.", min_size=1, max_size=40),
+    size=st.integers(1, 10**9),
+    measured=st.lists(times, min_size=4, max_size=4),
+    figures=st.lists(st.floats(-1e9, 1e9), min_size=6, max_size=6),
+)
+def test_lines_keep_their_width_whatever_the_values(name, size, measured, figures):
+    case = Case(name=name, m_shard=size, k=size, n_shard=size, dtype="bfloat16", num_ranks=size)
+    fields = dict(zip([field.name for field in dataclasses.fields(Derived)], [*figures, None], strict=True))
+    line = table.row_line(
+        row(
+            case=case,
+            **dict(zip(TIMES, measured, strict=True)),
+            derived=Derived(**fields),
+            check=dataclasses.replace(PASSED, num_wrong=size),
+        )
+    )
+    titles = next(line for line in table.column_lines() if line.startswith("# case"))
+    assert len(line) == len(titles) <= table.MAX_WIDTH
+
+
+def test_every_line_that_is_no_row_is_a_comment():
+    rows = [row(), row(check=FAILED, in_graph_us=None, derived=None)]
+    members = [
+        {
+            "rank": rank,
+            "host": f"host{rank}",
+            "pid": 4_000_000 + rank,
+            "device_kind": "NVIDIA H200",
+            "gpu_index": rank,
+            "gpu_uuid": "GPU-7eec7d4f-6b3d-5a3d-0a52-5d1b1a0e5d11",
+            "driver_version": "580.159.03",
+        }
+        for rank in range(2)
+    ]
+    lines = table.header_lines(
+        members=members,
+        versions={"jax": "0.11.2", "NCCL": "2.30.7"},
+        links="NV18",
+        cases=[(CASE, EXPECTED), (CASE, None)],
+    )
+    lines += table.column_lines() + table.footer_lines(rows)
+    assert all(line.startswith("#") and len(line) <= table.MAX_WIDTH and "\n" not in line for line in lines)
+    text = "\n".join(lines)
+    assert "# Ring all-gather matmul: 2 ranks on 2 hosts" in text
+    assert "Rank  1 on host1 pid 4000001 NVIDIA H200 device 1 GPU-7eec7d4f-6b3d-5a3d-0a52-5d1b1a0e5d11" in text
+    assert "jax 0.11.2, NCCL 2.30.7, driver 580.159.03" in text
+    assert "NV18" in text
+    assert "bfloat16 D=2  expected: ring 70.0 us, all-gather then dot 88.1 us; bound 86.0 us" in text
+    assert text.count("bound 86.0 us") == 1
+    for name in TIMES:
+        assert f"{name}:" in text
+
+
+def test_hosts_have_the_expected_times_of_both_rings():
+    case = dataclasses.replace(CASE, num_ranks=16)
+    layout = Layout((8, 8), default_links("NVIDIA H200"))
+    lines = table.host_lines(layout, [case], "NVIDIA H200")
+    assert lines[0] == "# Hosts    : 2 of 8 ranks; modelled with 450 GB/s within a host and 8 x 50 GB/s to the others"
+    assert lines[1].startswith(f"#   {case}  expected: flat ring ")
+    # A shard takes 335.5 us over a card and 86.8 us to multiply: 15 * 335.5 + 86.8, and 16 * 86.8.
+    assert "flat ring 5120.0 us, two-level ring 1389.1 us" in lines[1]
+    (_, *more) = table.host_lines(Layout((2, 2), default_links("cpu")), [case, case], "cpu")
+    assert len(more) == 2
+    assert "counts as nothing" in table.host_lines(Layout((2, 2), default_links("cpu")), [case], "cpu")[0]
+
+
+def test_hosts_that_differ_have_one_ring():
+    lines = table.host_lines(Layout((3, 1), default_links("cpu")), [CASE], "cpu")
+    assert lines == [
+        "# Hosts    : the two-level ring needs the same number of ranks on each host, and the 2 hosts have 3, 1"
+    ]
+    assert table.host_lines(Layout((4,), default_links("cpu")), [CASE], "cpu") == []
+
+
+def test_header_of_cpu_ranks():
+    member = {"rank": 0, "host": "vm", "pid": 7, "device_kind": "cpu", "gpu_uuid": None, "driver_version": None}
+    lines = table.header_lines(members=[member], versions={"jax": "0.11.2"}, links="", cases=[])
+    assert lines[0] == "# Ring all-gather matmul: 1 rank on 1 host"
+    assert lines[2].split() == ["#", "Rank", "0", "on", "vm", "pid", "7", "cpu"]
+
+
+def test_footer_of_right_results():
+    assert table.footer_lines([row(), row()]) == ["#", "# Out of bounds values : 0 OK", "# Rows : 2"]
+
+
+def test_footer_names_each_failure():
+    lines = table.footer_lines([row(), row(check=FAILED, in_graph_us=None, derived=None)])
+    assert "# Out of bounds values : 12 FAILED" in lines
+    assert lines[1] == f"# FAILED mosaic_gpu on {CASE}"
+    assert "rank 0, 1: 12 of 20971520 elements wrong" in lines[2]
+    assert "relative error inf (tolerance 0.002), integers not exact" in lines[2]
+
+
+def test_failure_without_a_wrong_element_is_a_failure():
+    check = dataclasses.replace(PASSED, passed=False, integers_exact=False, failed_ranks=(1,))
+    assert "# Out of bounds values : 0 FAILED" in table.footer_lines([row(check=check, in_graph_us=None, derived=None)])
+
+
+def test_footer_of_nothing_does_not_say_ok():
+    assert table.footer_lines([]) == ["#", "# Rows : 0"]
+
+
+@pytest.mark.parametrize(("dtype", "short"), [("bfloat16", "bf16"), ("float16", "f16"), ("float32", "f32")])
+def test_types_are_short(dtype, short):
+    assert cells(table.row_line(row(case=dataclasses.replace(CASE, dtype=dtype))))["type"] == short
