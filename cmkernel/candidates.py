@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cmkernel.config import KernelConfig, PpermuteConfig
+from cmkernel.performance_model import best_of_each_tile, heuristic_config, modelled_us
 from cmkernel.protocol import make_protocol
-from cmkernel.tuning import best_of_each_tile, heuristic_config, modelled_us
 
 # The grid. Each value is tried alone, in the place of the heuristic's.
 _GRID_TILE_WIDTHS = (16, 4, 32, 2)

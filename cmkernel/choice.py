@@ -14,9 +14,9 @@ from jax import lax
 from cmkernel import cost, hardware, mosaic_gpu
 from cmkernel.config import CONFIG_TYPES, Config, SimpleKernelConfig, validate_shape
 from cmkernel.cost import Links
+from cmkernel.performance_model import modelled_calls_us, simple_heuristic_config
 from cmkernel.ring import TwoLevelRing
 from cmkernel.tuned import Chosen, Shape, Table, choose_config
-from cmkernel.tuning import modelled_calls_us, simple_heuristic_config
 
 Implementation = Literal["auto", "mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level", "xla"]
 AxisName = str | tuple[str, str]

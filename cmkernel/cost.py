@@ -17,7 +17,7 @@ class DeviceModel:
 
     peak_tflops: float
     """Dense f16 and bf16 tensor-core rate."""
-    link_gbps: float
+    link_gbytes_per_s: float
     """NVLink bandwidth to the other GPUs in one direction, GB/s."""
 
 
@@ -64,9 +64,9 @@ def received_bytes(*, m_shard: int, k: int, num_ranks: int, dtype: str) -> int:
 class Links:
     """What connects the ranks of a ring over several hosts, in one direction, GB/s."""
 
-    link_gbps: float
+    link_gbytes_per_s: float
     """From a device to another one of its host."""
-    nic_gbps: float
+    nic_gbytes_per_s: float
     """Of one network card, from a host to the others."""
     nics_per_host: int = 1
     """Cards that the devices of a host share; more of them than devices don't help."""
@@ -80,13 +80,13 @@ class Links:
 # Of a DGX or HGX H100 or H200, NVIDIA's datasheets: one 400 Gb/s adapter (ConnectX-7) for each of the 8 GPUs.
 _NIC_GBPS, _NICS_PER_HOST = 50.0, 8
 # Of devices without a model: processes that copy through memory, and one network card of 10 Gb/s.
-_UNKNOWN_LINKS = Links(link_gbps=10.0, nic_gbps=1.25)
+_UNKNOWN_LINKS = Links(link_gbytes_per_s=10.0, nic_gbytes_per_s=1.25)
 
 
 def default_links(device_kind: str) -> Links:
     """The links that are assumed of hosts with such devices where nobody says better."""
     model = device_model(device_kind)
-    return Links(model.link_gbps, _NIC_GBPS, _NICS_PER_HOST) if model else _UNKNOWN_LINKS
+    return Links(model.link_gbytes_per_s, _NIC_GBPS, _NICS_PER_HOST) if model else _UNKNOWN_LINKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def expected_time(
 ) -> ExpectedTime:
     """Roofline of the ring: the first ``D - 1`` steps last as long as the slower of multiply and exchange."""
     step_us = flops(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=1) / device.peak_tflops * 1e-6
-    exchange_us = gathered_bytes(m_shard=m_shard, k=k, num_ranks=1, dtype=dtype) / device.link_gbps * 1e-3
+    exchange_us = gathered_bytes(m_shard=m_shard, k=k, num_ranks=1, dtype=dtype) / device.link_gbytes_per_s * 1e-3
     num_exchanges = num_ranks - 1
     return ExpectedTime(
         local_us=num_ranks * step_us,
@@ -159,8 +159,8 @@ def expected_rings(
     work = flops(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=1)
     multiply_us = work / peak_tflops * 1e-6 if peak_tflops else 0.0
     shard_bytes = gathered_bytes(m_shard=m_shard, k=k, num_ranks=1, dtype=dtype)
-    link_us = shard_bytes / links.link_gbps * 1e-3 if devices_per_host > 1 else 0.0
-    nic_us = shard_bytes / links.nic_gbps * 1e-3 if num_hosts > 1 else 0.0
+    link_us = shard_bytes / links.link_gbytes_per_s * 1e-3 if devices_per_host > 1 else 0.0
+    nic_us = shard_bytes / links.nic_gbytes_per_s * 1e-3 if num_hosts > 1 else 0.0
     devices_per_nic = math.ceil(devices_per_host / min(links.nics_per_host, devices_per_host))
     revolution_us = (devices_per_host - 1) * max(multiply_us, link_us) + multiply_us
     return ExpectedRings(

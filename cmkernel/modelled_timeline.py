@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from cmkernel import ring
 from cmkernel.config import OPERAND_BYTES, KernelConfig
+from cmkernel.performance_model import Rates, rates
 from cmkernel.protocol import Protocol, make_protocol
 from cmkernel.timeline import Interval, StepTimes
-from cmkernel.tuning import Rates, rates
 
 
 def modelled_timeline(

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from cmkernel.config import Config, KernelConfig, PpermuteConfig, from_plain, to_plain
 from cmkernel.cost import ITEMSIZE
-from cmkernel.tuning import heuristic_config, is_modelled, modelled_us
+from cmkernel.performance_model import heuristic_config, is_modelled, modelled_us
 
 SHIPPED_PATH = Path(__file__).with_name("tuned.jsonl")
 # An entry serves shapes whose sizes differ from its own by this factor at most, each of them.
@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """As keyword arguments of ``cmkernel.tuning``."""
+        """As keyword arguments of ``cmkernel.performance_model``."""
         return {"m_shard": self.m_shard, "k": self.k, "n_shard": self.n_shard, "num_ranks": self.num_ranks}
 
 

@@ -43,7 +43,7 @@ class GangLost(InfrastructureError):
     def __init__(self, message: str, places: Sequence[Any]) -> None:
         super().__init__(message)
         self.places = places
-        """Where its ranks ran (``jobs.gang.member.Place``)."""
+        """Where its ranks ran (``jobs.gang.messages.Place``)."""
         self.seen_s = time.monotonic()
         """When it was found out."""
 

@@ -126,7 +126,7 @@ def test_wheel_has_the_config_and_needs_jax_alone(tmp_path):
     needed = re.findall(r"^Requires-Dist: (.*)$", metadata.read_text(), re.MULTILINE)
     assert [Requirement(line).name for line in needed if "extra ==" not in line] == ["jax"]
 
-    where = "from jobs.measure import plan; print(plan.config_dir())"
+    where = "from jobs.config import problem; print(problem.config_dir())"
     environment = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(
         [sys.executable, "-P", "-c", where], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True

@@ -44,7 +44,7 @@ PARTS = (
 
 def variants(shape):
     """(name, function of the shards or of (gathered lhs, rhs), compiler options) of each variant."""
-    from cmkernel import hardware, mosaic_gpu, ppermute, tuning, xla
+    from cmkernel import hardware, mosaic_gpu, performance_model, ppermute, xla
 
     m_shard, k, n_shard = shape
     both = {
@@ -55,7 +55,7 @@ def variants(shape):
         return both | {"mosaic_gpu": (functools.partial(ppermute.ring_all_gather_matmul, axis_name="x"), None)}
     from jobs.measure import jax_ring
 
-    config = tuning.heuristic_config(
+    config = performance_model.heuristic_config(
         m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=pair.NUM_RANKS, num_sms=hardware.num_sms()
     )
     ring_config = jax_ring.choose_config(m_shard=m_shard, k=k, n_shard=n_shard, num_sms=hardware.num_sms())

@@ -285,7 +285,7 @@ def run_item(item: dict, data: Data) -> dict:
     import jax
     import jax.numpy as jnp
 
-    from cmkernel import hardware, mosaic_gpu, mosaic_gpu_simple, tuning, xla
+    from cmkernel import hardware, mosaic_gpu, mosaic_gpu_simple, performance_model, xla
     from cmkernel.config import KernelConfig, MatmulDimension
 
     m_shard, k, n_shard = data.shape
@@ -295,11 +295,11 @@ def run_item(item: dict, data: Data) -> dict:
     sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard}
     config, compiler_options, is_ring = None, None, method in ("fast", "variant", "simple")
     if method in ("fast", "fast_local"):
-        config = tuning.heuristic_config(**sizes, num_ranks=NUM_RANKS, num_sms=hardware.num_sms())
+        config = performance_model.heuristic_config(**sizes, num_ranks=NUM_RANKS, num_sms=hardware.num_sms())
     elif method == "variant":
         config = KernelConfig(**options)
     elif method == "simple":
-        config = tuning.simple_heuristic_config(**sizes)
+        config = performance_model.simple_heuristic_config(**sizes)
     if is_ring:
         module = mosaic_gpu_simple if method == "simple" else mosaic_gpu
         function = jax.jit(

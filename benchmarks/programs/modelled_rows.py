@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from cmkernel import cost, tuning
+from cmkernel import cost, performance_model
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "kernel.md"
 
@@ -39,8 +39,8 @@ HEADINGS = (
 
 def row(num_ranks: int) -> tuple[str, ...]:
     sizes = {**PROBLEM, "num_ranks": num_ranks}
-    config = tuning.heuristic_config(**sizes, num_sms=NUM_SMS)
-    modelled_us = tuning.modelled_us(config, **sizes, num_sms=NUM_SMS)
+    config = performance_model.heuristic_config(**sizes, num_sms=NUM_SMS)
+    modelled_us = performance_model.modelled_us(config, **sizes, num_sms=NUM_SMS)
     device = cost.device_model(DEVICE_KIND)
     assert device is not None
     roofline = cost.expected_time(device, **sizes, dtype=DTYPE)

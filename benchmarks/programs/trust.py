@@ -33,13 +33,13 @@ ITEMS = {
 
 def multiply(form, m_shard, k, n_shard, *, delay=None, out_dtype=None):
     """The kernel in one form, as a function of the shards."""
-    from cmkernel import hardware, mosaic_gpu, ppermute, tuning
+    from cmkernel import hardware, mosaic_gpu, performance_model, ppermute
     from cmkernel.config import KernelConfig
 
     if kernel() == "ppermute":
         return functools.partial(ppermute.ring_all_gather_matmul, axis_name="x", out_dtype=out_dtype)
     if (options := FORMS[form]) is None:
-        config = tuning.heuristic_config(
+        config = performance_model.heuristic_config(
             m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=pair.NUM_RANKS, num_sms=hardware.num_sms()
         )
     else:

@@ -156,10 +156,10 @@ class ClusterSettings:
     gangs differ is part of the question. With per_island each point starts its own in any case."""
     heartbeat_timeout_s: int = 10
     """The driver and jax.distributed give a rank up that has been silent for this time: frozen, or cut off."""
-    link_gbps: float | None = None
+    link_gbytes_per_s: float | None = None
     """GB/s from a rank to another one of its host, in one direction; null: what ``cmkernel.cost`` knows of the device,
     else 10. By this and the next two ``auto`` chooses between the flat and the two-level ring."""
-    nic_gbps: float | None = None
+    nic_gbytes_per_s: float | None = None
     """GB/s of one network card, in one direction; null: 50 with GPUs that are known, else 1.25."""
     nics_per_host: int | None = None
     """Network cards that the ranks of a host share; null: 8 with GPUs that are known, else 1."""

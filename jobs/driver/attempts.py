@@ -20,10 +20,10 @@ from jobs.errors import GangLost
 from jobs.gang.cluster import Cluster
 from jobs.gang.gang import Gang
 from jobs.gang.island import Island
-from jobs.gang.member import Member
 from jobs.gang.neighbours import layout
 from jobs.gang.remains import await_gone
 from jobs.gang.warm_gang import WarmGang
+from jobs.records.member import Member
 from jobs.records.row import Case, Row
 from jobs.results.analysis.best import Best
 from jobs.results.disk.run_dir import RunDir

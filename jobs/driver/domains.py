@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from jobs.config.schema import Implementation, KernelSettings, Settings, kernel_config
 from jobs.errors import UsageError
-from jobs.gang.member import Member
 from jobs.gang.neighbours import layout
+from jobs.records.member import Member
 
 # They read and write each other's memory; the names of ``timing.baselines``, of which two are implementations, too.
 _ONE_DOMAIN = ("mosaic_gpu", "mosaic_gpu_simple", "jax_ring", "torch_fused")

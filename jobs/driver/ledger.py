@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from jobs.driver.outcome import Outcome
+from jobs.records.member import Member
 from jobs.records.row import Row
 from jobs.records.soak import SoakSlice
 from jobs.results.analysis.best import Best
@@ -16,7 +17,6 @@ from jobs.results.disk.journal import Journal
 from jobs.results.terminal import table
 from jobs.results.terminal.progress import Progress
 from jobs.results.terminal.steps import Step
-from jobs.results.wandb.metrics import RankInfo
 from jobs.signals import signals_held
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Ledger:
         with self.lock:
             return [row for row in self._outcome.rows if row.island == island]
 
-    def take(self, rows: Sequence[Row], members: Sequence[RankInfo]) -> None:
+    def take(self, rows: Sequence[Row], members: Sequence[Member]) -> None:
         """Rows that ``members`` measured together: of a case, or of a round of a tuning.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cmkernel.config import SimpleKernelConfig, validate_shape
-from cmkernel.tuning import simple_heuristic_config
+from cmkernel.performance_model import simple_heuristic_config
 from jobs.config.schema import Fault, Implementation, Settings, kernel_config
 from jobs.config.tuned_table import read_table
 from jobs.errors import UsageError

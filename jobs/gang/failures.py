@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from jobs.errors import EXIT_INFRASTRUCTURE, GangLost, InfrastructureError, JobError, UsageError
 from jobs.gang.answers import Answer
-from jobs.gang.member import Failure, Place, Report
+from jobs.gang.messages import Failure, Place, Report
 from jobs.gang.watchdog import describe_states
 
 _MAX_NAMED = 8

@@ -24,12 +24,13 @@ from jobs.gang.cluster import Cluster
 from jobs.gang.failures import RankFailed
 from jobs.gang.heartbeats import Heartbeats
 from jobs.gang.island import Island
-from jobs.gang.member import NOWHERE, Failure, Member, Place, Report, Setup
+from jobs.gang.messages import NOWHERE, Failure, Place, Report, Setup
 from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, refuse_unhealthy_gpus, ring_order
 from jobs.gang.placement import Placement
 from jobs.gang.rank import CONTROL, Rank
 from jobs.gang.shape import plan
 from jobs.gang.watchdog import Watchdog, describe_state
+from jobs.records.member import Member
 
 __all__ = ["SESSION", "Gang", "RankFailed"]
 

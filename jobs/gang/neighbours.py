@@ -11,12 +11,13 @@ from typing import Any
 from cmkernel import cost
 from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError
-from jobs.gang.member import Member, Place
+from jobs.gang.messages import Place
 from jobs.gang.shape import natural
 from jobs.health.finding import refuse_failures
 from jobs.health.gpu_findings import gpu_findings
 from jobs.health.host_findings import UNREACHABLE, is_loopback, map_name
 from jobs.records.layout import Layout
+from jobs.records.member import Member
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def layout(members: Sequence[Member], settings: ClusterSettings) -> Layout:
 
     GPUs that NVLink joins count as one host, whatever they are in.
     """
-    names = ("link_gbps", "nic_gbps", "nics_per_host")
+    names = ("link_gbytes_per_s", "nic_gbytes_per_s", "nics_per_host")
     given = {name: value for name in names if (value := getattr(settings, name)) is not None}
     links = dataclasses.replace(cost.default_links(members[0].device_kind), **given)
     hosts = itertools.groupby(members, key=lambda member: member.nvlink_domain)

@@ -20,11 +20,12 @@ from typing import Any
 import ray
 
 from jobs.errors import InfrastructureError, JobError
-from jobs.gang.member import Failure, Member, Place, Report, Setup
+from jobs.gang.messages import Failure, Place, Report, Setup
 from jobs.health.facts import GpuFacts
 from jobs.health.gpu_findings import MAX_FOREIGN_BYTES
 from jobs.health.host import boot_id, resolve
 from jobs.measure.pulse import PULSE
+from jobs.records.member import Member
 
 # Group of the methods that answer while another method of the actor is stuck.
 CONTROL = "control"

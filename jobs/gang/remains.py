@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from jobs.errors import InfrastructureError
 from jobs.gang.answers import Answers
 from jobs.gang.cluster import Cluster
-from jobs.gang.member import Place
+from jobs.gang.messages import Place
 from jobs.gang.shape import Node
 
 logger = logging.getLogger(__name__)

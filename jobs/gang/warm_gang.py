@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jobs.config.schema import ClusterSettings
     from jobs.gang.cluster import Cluster
     from jobs.gang.gang import Gang
-    from jobs.gang.member import Place
+    from jobs.gang.messages import Place
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from jobs.gang.member import Report
+from jobs.gang.messages import Report
 
 # A rank's last beat comes a moment after the step's beginning, which is all that the driver knows at first.
 _SLACK_S = 0.5

@@ -27,7 +27,7 @@ class _Tiles(NamedTuple):
     tile_n: int
     wg_dimension: str
     step_time: float
-    """Relative to a CTA tile of 128 x 256; as ``cmkernel.tuning`` has it."""
+    """Relative to a CTA tile of 128 x 256; as ``cmkernel.performance_model`` has it."""
 
     @property
     def cta_tile(self) -> tuple[int, int]:

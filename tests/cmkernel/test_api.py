@@ -290,7 +290,7 @@ def choose(shape=(8,), names=("x",), axis_name="x", sizes=(M_SHARD, K, N_SHARD),
 @pytest.mark.parametrize("hosts", [{"devices_per_host": 4}, {"shape": (2, 4), **TWO_AXES}])
 def test_auto_takes_two_levels_where_the_network_is_slow(hosts, caplog):
     with caplog.at_level(logging.INFO, logger="cmkernel"):
-        slow = choose(**hosts, links=cmkernel.Links(450.0, nic_gbps=25.0))
+        slow = choose(**hosts, links=cmkernel.Links(450.0, nic_gbytes_per_s=25.0))
     assert slow.implementation == "ppermute_two_level"
     assert "mosaic_gpu can't run here: " in slow.reason
     # 4096 bytes a shard; 7 cross the network one after the other, or 4 at once and then 3 within the host.

@@ -6,8 +6,8 @@ import pytest
 
 from cmkernel.candidates import kernel_candidates, ppermute_candidates
 from cmkernel.config import PpermuteConfig
+from cmkernel.performance_model import heuristic_config, modelled_us
 from cmkernel.protocol import make_protocol
-from cmkernel.tuning import heuristic_config, modelled_us
 
 SHAPES = [(1024, 4096, 4096), (4096, 4096, 14336), (256, 8192, 5120), (8, 64, 64), (1000, 4104, 4200)]
 

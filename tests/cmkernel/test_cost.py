@@ -70,7 +70,7 @@ def rings(links, *, num_hosts, devices_per_host, peak_tflops=PEAK_TFLOPS, **size
 
 def test_the_two_level_ring_wins_on_two_hosts_that_share_a_slow_card():
     """15 shards cross one after the other in the flat ring, and 8 at once in the two-level one."""
-    expected = rings(Links(450.0, nic_gbps=25.0), num_hosts=2, devices_per_host=8)
+    expected = rings(Links(450.0, nic_gbytes_per_s=25.0), num_hosts=2, devices_per_host=8)
     crossing_us = 8 * 2**20 / 25e3
     assert expected.flat_us == pytest.approx(15 * crossing_us + STEP_US, abs=0.1)
     assert expected.two_level_us == pytest.approx(8 * crossing_us + 8 * STEP_US, abs=0.1)
@@ -88,13 +88,13 @@ def test_a_card_for_each_device_carries_one_shard_a_revolution():
 def test_cards_shared_by_a_few_devices():
     """4 devices on 3 cards: one of these has two shards to send."""
     slow = {"num_hosts": 3, "devices_per_host": 4, "peak_tflops": None}
-    one, three, four = (rings(Links(450.0, nic_gbps=25.0, nics_per_host=n), **slow).two_level_us for n in (1, 3, 4))
+    one, three, four = (rings(Links(450.0, 25.0, nics_per_host=n), **slow).two_level_us for n in (1, 3, 4))
     last_us = 3 * LINK_US
     assert one - last_us == pytest.approx(2 * (three - last_us)) == pytest.approx(4 * (four - last_us))
 
 
 def test_a_fast_network_leaves_nothing_to_win():
-    expected = rings(Links(450.0, nic_gbps=400.0), num_hosts=2, devices_per_host=8)
+    expected = rings(Links(450.0, nic_gbytes_per_s=400.0), num_hosts=2, devices_per_host=8)
     assert expected.flat_us == pytest.approx(expected.two_level_us)
     assert not expected.prefers_two_level
 
@@ -104,7 +104,7 @@ GBPS = st.floats(0.01, 2_000)
 
 
 @given(
-    links=st.builds(Links, link_gbps=GBPS, nic_gbps=GBPS, nics_per_host=st.integers(1, 10)),
+    links=st.builds(Links, link_gbytes_per_s=GBPS, nic_gbytes_per_s=GBPS, nics_per_host=st.integers(1, 10)),
     sizes=st.fixed_dictionaries({"m_shard": SIZES, "k": SIZES, "n_shard": SIZES}),
     num_hosts=st.integers(1, 8),
     devices_per_host=st.integers(1, 8),
@@ -129,7 +129,7 @@ def test_both_rings_are_the_known_ring_on_one_host():
         assert expected.flat_us == pytest.approx(known.overlapped_us)
 
 
-@pytest.mark.parametrize("field", ["link_gbps", "nic_gbps", "nics_per_host"])
+@pytest.mark.parametrize("field", ["link_gbytes_per_s", "nic_gbytes_per_s", "nics_per_host"])
 def test_links_carry_something(field):
     with pytest.raises(ValueError, match=f"{field}=0 must be greater than 0"):
-        Links(**{"link_gbps": 1.0, "nic_gbps": 1.0, "nics_per_host": 1, field: 0})
+        Links(**{"link_gbytes_per_s": 1.0, "nic_gbytes_per_s": 1.0, "nics_per_host": 1, field: 0})

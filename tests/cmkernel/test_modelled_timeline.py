@@ -7,7 +7,7 @@ import pytest
 
 from cmkernel.config import KernelConfig, MatmulDimension
 from cmkernel.modelled_timeline import modelled_timeline
-from cmkernel.tuning import H200_NUM_SMS, heuristic_config, modelled_us
+from cmkernel.performance_model import H200_NUM_SMS, heuristic_config, modelled_us
 
 ARTICLE = {"m_shard": 1024, "k": 4096, "n_shard": 4096, "num_sms": H200_NUM_SMS}
 FEW_ROWS = {"m_shard": 256, "k": 8192, "n_shard": 5120, "num_sms": H200_NUM_SMS}

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cmkernel.config import KernelConfig, MatmulDimension, PpermuteConfig
+from cmkernel.performance_model import heuristic_config, modelled_us
 from cmkernel.protocol import make_protocol
 from cmkernel.tuned import SHIPPED_PATH, Entry, Shape, Table, choose_config, shipped
-from cmkernel.tuning import heuristic_config, modelled_us
 
 H200 = Shape(device_kind="NVIDIA H200", num_ranks=2, m_shard=4096, k=4096, n_shard=14336, dtype="bfloat16")
 HEURISTIC = heuristic_config(**H200.sizes, num_sms=132)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from cmkernel import ring, tuning
+from cmkernel import performance_model, ring
 from cmkernel.config import KernelConfig, MatmulDimension
 from cmkernel.modelled_timeline import modelled_timeline
 from cmkernel.timeline import Interval, StepTimes
@@ -79,7 +79,7 @@ def _modelled(row: Row) -> tuple[list[tuple[StepTimes, ...]], str]:
     """Each rank's steps, and whose tiles they are: the measured ones where the model knows them, or the heuristic's."""
     case = row.case
     sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
-    sizes["num_sms"] = tuning.H200_NUM_SMS
+    sizes["num_sms"] = performance_model.H200_NUM_SMS
     if row.implementation == _KERNEL and row.config:
         known = {field.name for field in dataclasses.fields(KernelConfig)}
         options = {name: value for name, value in row.config.items() if name in known}
@@ -88,7 +88,8 @@ def _modelled(row: Row) -> tuple[list[tuple[StepTimes, ...]], str]:
             return [modelled_timeline(config, **sizes)] * case.num_ranks, "measured config"
         except (KeyError, ValueError):
             pass
-    return [modelled_timeline(tuning.heuristic_config(**sizes), **sizes)] * case.num_ranks, "the heuristic's config"
+    config = performance_model.heuristic_config(**sizes)
+    return [modelled_timeline(config, **sizes)] * case.num_ranks, "the heuristic's config"
 
 
 def _lanes(ax: Axes, case: Case, ranks: Sequence[Sequence[StepTimes]]) -> None:

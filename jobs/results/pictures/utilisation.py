@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cmkernel import cost, tuning
+from cmkernel import cost, performance_model
 from jobs.records.row import HEADLINE, Case, Row
 from jobs.results.pictures import selection, style
 
-# What cmkernel.tuning's model was fitted to.
+# What cmkernel.performance_model's model was fitted to.
 _MODELLED_DEVICE = "NVIDIA H200"
 # The model's line begins and ends beyond the measured sizes by this factor, so that one size has a line too.
 _BEYOND = 4
@@ -99,5 +99,5 @@ def _model_lines(ax: Axes, cases: Sequence[Case], device_kind: str) -> None:
 
 
 def _modelled_us(sizes: dict[str, int]) -> float:
-    config = tuning.heuristic_config(**sizes, num_sms=tuning.H200_NUM_SMS)
-    return tuning.modelled_calls_us(config, **sizes, num_sms=tuning.H200_NUM_SMS)["mosaic_gpu"]
+    config = performance_model.heuristic_config(**sizes, num_sms=performance_model.H200_NUM_SMS)
+    return performance_model.modelled_calls_us(config, **sizes, num_sms=performance_model.H200_NUM_SMS)["mosaic_gpu"]

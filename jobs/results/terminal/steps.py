@@ -21,7 +21,7 @@ _MORE_CHECKS = 3
 # The oracle multiplies float32 without tensor cores.
 _ORACLE_SHARE_OF_PEAK = 1 / 20
 # A device that there is no model of: processes that share a few cores.
-_UNKNOWN_DEVICE = cost.DeviceModel(peak_tflops=0.05, link_gbps=1.0)
+_UNKNOWN_DEVICE = cost.DeviceModel(peak_tflops=0.05, link_gbytes_per_s=1.0)
 # Of each call, whatever it computes: dispatch, and the alignment of the ranks before it.
 _CALL_US, _UNKNOWN_CALL_US = 100.0, 1000.0
 # Reading a trace, and the multiply in front of each profiled call.

@@ -143,8 +143,8 @@ def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[s
     links, unknown = hosts.links, any(peak_tflops(device_kind, case.dtype) is None for case in cases)
     return [
         f"# Hosts    : {hosts.num_hosts} of {_count(hosts.ranks_per_host[0], 'rank')}; modelled with "
-        f"{links.link_gbps:g} GB/s within a host and {links.nics_per_host} x {links.nic_gbps:g} GB/s to the others"
-        + ("; the multiply counts as nothing where its peak isn't known" if unknown else ""),
+        f"{links.link_gbytes_per_s:g} GB/s within a host and {links.nics_per_host} x {links.nic_gbytes_per_s:g} GB/s "
+        "to the others" + ("; the multiply counts as nothing where its peak isn't known" if unknown else ""),
         *(f"#   {case}  {hosts.expected_rings(case, device_kind)}" for case in cases),
     ]
 

@@ -5,30 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
+from jobs.records.member import Member
 from jobs.records.row import HEADLINE, TIMES, Case, Row
 from jobs.results.analysis.best import best
 
 Scalar = float | int | str
 STEP = "case/number"
 """What curves are drawn over."""
-
-
-class RankInfo(Protocol):
-    """What is read of a gang's member."""
-
-    @property
-    def rank(self) -> int:
-        """Its place in the gang."""
-
-    @property
-    def host(self) -> str:
-        """Where it runs."""
-
-    @property
-    def device_kind(self) -> str:
-        """Name of its device in jax."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +139,7 @@ def case_summary(rows: Mapping[str, Row], *, passed: bool) -> dict[str, Scalar]:
     return {f"{case_name(first.case)}/{name}": value for name, value in values.items() if value is not None}
 
 
-def tags(row: Row, members: Sequence[RankInfo]) -> list[str]:
+def tags(row: Row, members: Sequence[Member]) -> list[str]:
     """By which runs are found: the kind of device, and the implementation that the job is about."""
     return [
         *dict.fromkeys(member.device_kind for member in members),

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from jobs.records.member import Member
 from jobs.records.row import TIMES, Row
-from jobs.results.wandb.metrics import RankInfo
 
 COLUMNS = (
     *("case", "m_shard", "k", "n_shard", "dtype", "implementation", "island", "rank", "host", "device"),
@@ -16,7 +16,7 @@ COLUMNS = (
 )
 
 
-def lines(row: Row, members: Sequence[RankInfo]) -> list[list[Any]]:
+def lines(row: Row, members: Sequence[Member]) -> list[list[Any]]:
     """Each rank's medians over all its samples in microseconds, and its GPU's state."""
     case = row.case
     telemetry = {rank.rank: rank for rank in row.telemetry}

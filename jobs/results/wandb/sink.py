@@ -16,13 +16,14 @@ from typing import Any
 
 from jobs.config.schema import WandbMode, WandbSettings
 from jobs.errors import InfrastructureError, UsageError
+from jobs.records.member import Member
 from jobs.records.row import Case, Row
 from jobs.results.disk.journal import JOURNAL_NAME
 from jobs.results.disk.json_safe import json_safe
 from jobs.results.wandb import metrics, per_rank
 from jobs.results.wandb.bounded import call_within
 from jobs.results.wandb.charts import charts
-from jobs.results.wandb.metrics import RankInfo, Scalar
+from jobs.results.wandb.metrics import Scalar
 from jobs.results.wandb.process import browse_command, read_key_file, sync_command
 from jobs.results.wandb.run import Files, NoKeyError, RunStarter, WandbRun
 
@@ -108,7 +109,7 @@ class WandbSink:
             sink._open(WandbMode.offline, run_id, fatal=mode is WandbMode.offline)
         return sink
 
-    def log_row(self, row: Row, members: Sequence[RankInfo]) -> None:
+    def log_row(self, row: Row, members: Sequence[Member]) -> None:
         """Log a row as the next step, under the names of ``metrics``; a failed check also raises an alert."""
         if self._starter is None:
             return
@@ -126,7 +127,7 @@ class WandbSink:
         except Exception as error:
             self._note(f"a row was not logged: {_told(error)}")
 
-    def replay(self, rows: Sequence[tuple[Row, Sequence[RankInfo]]]) -> None:
+    def replay(self, rows: Sequence[tuple[Row, Sequence[Member]]]) -> None:
         """Log the rows of the job that this one continues: what of them W&B got is overwritten by the same.
 
         An offline run is then whole in its new folder, and the earlier job's folders of it are removed: ``wandb sync``

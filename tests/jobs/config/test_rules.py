@@ -70,7 +70,7 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
         ),
         (["kernel=xla", "kernel.tile_m=64"], r"kernel.tile_m is set, but kernel.implementation=xla takes no config"),
         (["kernel=ppermute_two_level", "kernel.tile_m=64"], r"implementation=ppermute_two_level takes no config"),
-        (["cluster.nic_gbps=0"], r"cluster.nic_gbps=0.0 must be greater than 0"),
+        (["cluster.nic_gbytes_per_s=0"], r"cluster.nic_gbytes_per_s=0.0 must be greater than 0"),
         (["cluster.nics_per_host=-1"], r"cluster.nics_per_host=-1 must be greater than 0"),
         (["kernel=ppermute", "kernel.num_chunks=0"], r"kernel.num_chunks=0 must be at least 1"),
         (["kernel=ppermute", "kernel.tile_m=64"], r"kernel.implementation=ppermute has no such option"),

@@ -7,7 +7,8 @@ import pytest
 from jobs.config.schema import Implementation, KernelSettings, Settings, TimingSettings
 from jobs.driver.domains import settle_implementation
 from jobs.errors import UsageError
-from jobs.gang.member import Member, Place
+from jobs.gang.messages import Place
+from jobs.records.member import Member
 from tests.jobs.health.health_facts import fabric, gpu
 
 CLUSTER = "11111111-1111-1111-1111-111111111111"

@@ -20,10 +20,11 @@ from jobs.gang.failures import (
     session_error,
     timeout_error,
 )
-from jobs.gang.member import NOWHERE, Member, Place, Report
+from jobs.gang.messages import NOWHERE, Place, Report
 from jobs.gang.neighbours import layout, refuse_loopback, refuse_shared_gpus, ring_order
 from jobs.gang.rank import _as_data
 from jobs.gang.watchdog import Watchdog, describe_states
+from jobs.records.member import Member
 
 
 def place(host, pid=7, gpu="0", ip=None, resolved_ip="10.0.0.1"):
@@ -189,10 +190,12 @@ def test_layout_of_the_ranks():
 
 
 def test_links_are_those_of_the_config_or_of_the_device():
-    given = {"nic_gbps": 12.5, "nics_per_host": 1}
-    assert layout([member("a")], ClusterSettings()).links == Links(450.0, nic_gbps=50.0, nics_per_host=8)
-    assert layout([member("a")], ClusterSettings(**given)).links == Links(450.0, nic_gbps=12.5, nics_per_host=1)
-    assert layout([member("a", "cpu")], ClusterSettings(link_gbps=20.0)).links == Links(20.0, nic_gbps=1.25)
+    given = {"nic_gbytes_per_s": 12.5, "nics_per_host": 1}
+    assert layout([member("a")], ClusterSettings()).links == Links(450.0, nic_gbytes_per_s=50.0, nics_per_host=8)
+    assert layout([member("a")], ClusterSettings(**given)).links == Links(450.0, nic_gbytes_per_s=12.5, nics_per_host=1)
+    assert layout([member("a", "cpu")], ClusterSettings(link_gbytes_per_s=20.0)).links == Links(
+        20.0, nic_gbytes_per_s=1.25
+    )
 
 
 def test_loopback_matters_between_hosts_only():

@@ -49,7 +49,7 @@ def test_the_two_level_ring_is_built_for_the_hosts(mesh):
     request, example = Request("ppermute_two_level", "ppermute_two_level"), inputs.operands(CASE, mesh, 0, 0)
     with pytest.raises(ValueError, match="needs to know the hosts"):
         programs.build(request, mesh, example, chain_length=LENGTH)
-    layout = Layout((1,), Links(1.0, nic_gbps=1.0))
+    layout = Layout((1,), Links(1.0, nic_gbytes_per_s=1.0))
     program = programs.build(request, mesh, example, chain_length=LENGTH, layout=layout)
     lhs_sets, rhs_sets = sets(mesh, 3, program.is_local)
     last = (LENGTH - 1) % 3

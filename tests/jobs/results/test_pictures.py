@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from cmkernel import cost, tuning
+from cmkernel import cost, performance_model
 from cmkernel.timeline import Interval, StepTimes
 from jobs.results import pictures
 from jobs.results.disk.recorded_run import read_run
@@ -183,8 +183,8 @@ def test_a_point_for_each_row_in_a_panel_for_each_weight(llama3):
 def test_the_cost_models_line_passes_through_the_model_of_the_measured_case():
     (ax,) = utilisation.figure(article_rows(), H200).axes
     sizes = {"m_shard": 1024, "k": 4096, "n_shard": 4096, "num_ranks": 2}
-    config = tuning.heuristic_config(**sizes, num_sms=132)
-    time_us = tuning.modelled_calls_us(config, **sizes, num_sms=132)["mosaic_gpu"]
+    config = performance_model.heuristic_config(**sizes, num_sms=132)
+    time_us = performance_model.modelled_calls_us(config, **sizes, num_sms=132)["mosaic_gpu"]
     modelled = dict(zip(*line(ax, "MODELLED: mosaic_gpu").get_data(), strict=True))
     assert modelled[1024] == pytest.approx(100 * cost.flops(**sizes) / time_us * 1e-6 / 989.4)
     assert min(modelled) == 256

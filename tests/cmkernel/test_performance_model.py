@@ -3,8 +3,8 @@
 import pytest
 
 from cmkernel.config import KernelConfig, SimpleKernelConfig, validate_shape
+from cmkernel.performance_model import heuristic_config, modelled_calls_us, modelled_us, simple_heuristic_config
 from cmkernel.protocol import make_protocol
-from cmkernel.tuning import heuristic_config, modelled_calls_us, modelled_us, simple_heuristic_config
 
 NUM_SMS = 132
 
