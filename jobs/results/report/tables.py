@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 from collections.abc import Sequence
 from typing import Any
 
+from jobs.records.member import Member
 from jobs.records.row import Row
 from jobs.results.disk.recorded_run import RecordedRun
 from jobs.results.terminal import table
@@ -30,15 +30,6 @@ _WORDS = {
 }
 _SENTENCES = {"reason", "config", "value"}
 _CASE = ("case", "m_shard", "k", "n_shard", "type", "D", "implementation")
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """What ``per_rank.lines`` reads of a rank."""
-
-    rank: int
-    host: str
-    device_kind: str
 
 
 def results(runs: Sequence[RecordedRun]) -> str:
@@ -101,7 +92,7 @@ def ranks(run: RecordedRun) -> str:
     """Medians of each rank in microseconds, and the state of its GPU; empty where the ranks aren't known."""
     lines = []
     for row in run.rows:
-        members = [Member(m["rank"], str(m["host"]), str(m["device_kind"])) for m in run.members_of(row)]
+        members = [Member(**member) for member in run.members_of(row)]
         lines += [[_told(value) for value in line] for line in per_rank.lines(row, members) if row.samples_us]
     return html_table([(title, "") for title in per_rank.COLUMNS], lines) if lines else ""
 
