@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from cmkernel.cost import Links
 from cmkernel.performance_model import modelled_calls_us, simple_heuristic_config
 from cmkernel.ring import TwoLevelRing
 from cmkernel.tuned import Chosen, Shape, Table, choose_config
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
 
 Implementation = Literal["auto", "mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level", "xla"]
 AxisName = str | tuple[str, str]
@@ -38,8 +41,8 @@ class Choice:
 
 
 def choose_implementation(
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: Float[Array, "*batch m_shard k"],
+    rhs: Float[Array, "k n_shard"],
     *,
     axis_name: AxisName,
     implementation: Implementation = "auto",
