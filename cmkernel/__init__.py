@@ -1,6 +1,9 @@
-"""Ring all-gather matmul for JAX: ``AllGather(lhs) @ rhs`` with the communication hidden behind the multiply."""
+"""Tensor-parallel matmuls for JAX, with the communication hidden behind the multiply.
 
-from cmkernel.api import all_gather_matmul
+``all_gather_matmul`` is ``AllGather(lhs) @ rhs``; ``matmul_reduce_scatter`` is ``ReduceScatter(lhs @ rhs)``.
+"""
+
+from cmkernel.api import all_gather_matmul, matmul_reduce_scatter
 from cmkernel.choice import Choice, choose_implementation
 from cmkernel.config import KernelConfig, MatmulDimension, PpermuteConfig, SimpleKernelConfig
 from cmkernel.cost import Links
@@ -16,4 +19,5 @@ __all__ = [
     "Table",
     "all_gather_matmul",
     "choose_implementation",
+    "matmul_reduce_scatter",
 ]

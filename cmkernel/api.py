@@ -1,34 +1,22 @@
-"""Public entry point: choose an implementation, make it differentiable and handle a batch dimension."""
+"""Public entry points: choose an implementation, make it differentiable and handle a batch dimension."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from cmkernel import gradient, mosaic_gpu, mosaic_gpu_simple, ppermute, xla
-from cmkernel.choice import AxisName, Choice, Implementation, choose_implementation, find_hosts
+from cmkernel import gradient, passes
+from cmkernel.choice import Implementation, ScatterImplementation, choose_implementation
 from cmkernel.config import Config
 from cmkernel.cost import Links
-from cmkernel.ring import TwoLevelRing
+from cmkernel.operands import AxisName
 from cmkernel.tuned import Table
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
-
-# Each ring without and with the received shards as a second result.
-_RINGS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "mosaic_gpu": (mosaic_gpu.ring_all_gather_matmul, mosaic_gpu.ring_all_gather_matmul_with_received),
-    "mosaic_gpu_simple": (
-        mosaic_gpu_simple.ring_all_gather_matmul,
-        mosaic_gpu_simple.ring_all_gather_matmul_with_received,
-    ),
-    "ppermute": (ppermute.ring_all_gather_matmul, ppermute.ring_all_gather_matmul_with_received),
-    "ppermute_two_level": (ppermute.two_level_all_gather_matmul, ppermute.two_level_all_gather_matmul_with_received),
-}
 
 
 def all_gather_matmul(
@@ -43,6 +31,7 @@ def all_gather_matmul(
     links: Links | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
     save_gathered_lhs: bool = False,
+    partial_dtype: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "*batch m n_shard"]:
     """Compute ``all_gather(lhs, axis=-2) @ rhs`` over mesh axis ``axis_name``, inside ``jax.shard_map``.
 
@@ -54,9 +43,10 @@ def all_gather_matmul(
     in each element. The batch runs as one multiply of ``batch * m_shard`` rows. That multiply returns its result rank
     by rank, so a batch above 1 costs one copy of the result, and one copy of its cotangent in the backward pass.
 
-    Differentiable in reverse mode. All implementations share one backward pass (``cmkernel.gradient``): ``d_lhs`` is a
-    matmul and a reduce-scatter in float32, ``d_rhs`` a matmul with the gathered lhs. ``jax.jvp`` raises. With the
-    ``mosaic_gpu`` kernels, ``jax.vmap`` and second derivatives raise too.
+    Differentiable in reverse mode (``cmkernel.gradient``). ``d_lhs`` is a ``matmul_reduce_scatter`` of the cotangent
+    and ``rhs^T``, by the same implementation where it has one, else by ``xla``; ``auto`` chooses for the backward pass
+    anew. ``d_rhs`` is a matmul with the gathered lhs. ``jax.jvp`` raises. With the ``mosaic_gpu`` kernels,
+    ``jax.vmap`` and second derivatives raise too.
 
     Args:
       lhs: This rank's rows of the left operand.
@@ -81,6 +71,10 @@ def all_gather_matmul(
         anyway, and the rings copy it once from the shards they received. Under ``jax.checkpoint`` the kept array comes
         from the repeated forward pass and lives only until the end of that layer's backward pass, so ``True`` is cheap
         there.
+      partial_dtype: What the reduce-scatter for ``d_lhs`` sends: float32 (the default), in which ``d_lhs`` is summed in
+        float32 over all ranks and rounded once, or the operands' dtype. That halves the bytes and rounds each rank's
+        partial sum once more, which moves ``d_lhs`` by at most ``u sum_r |partial_r|``, ``u`` being the unit roundoff
+        (2**-8 in bf16, 2**-11 in f16); ``xla`` may round each sum of partials as well.
 
     Raises:
       ValueError: The operands or ``config`` break a rule. The message names the value and the rule.
@@ -98,12 +92,25 @@ def all_gather_matmul(
         devices_per_host=devices_per_host,
         links=links,
         out_dtype=out_dtype,
+        partial_dtype=partial_dtype,
     )
-    multiply, multiply_and_gather = _passes(
-        choice, axis_name, find_hosts(axis_name, devices_per_host), lhs.dtype if out_dtype is None else out_dtype
+    multiply, multiply_and_gather = passes.gather_passes(
+        choice,
+        axis_name=axis_name,
+        devices_per_host=devices_per_host,
+        out_dtype=lhs.dtype if out_dtype is None else out_dtype,
     )
-    product = gradient.differentiable(
-        multiply, multiply_and_gather, axis_name=axis_name, save_gathered_lhs=save_gathered_lhs
+    product = gradient.differentiable_gather(
+        multiply,
+        multiply_and_gather,
+        passes.scatter_of_gather(
+            implementation,
+            axis_name=axis_name,
+            table=table,
+            partial_dtype=jnp.float32 if partial_dtype is None else partial_dtype,
+        ),
+        axis_name=axis_name,
+        save_gathered_lhs=save_gathered_lhs,
     )
     *batch, m_shard, k = lhs.shape
     out = product(lhs.reshape(-1, k), rhs)
@@ -112,60 +119,76 @@ def all_gather_matmul(
     return jnp.moveaxis(by_rank, 0, -3).reshape(*batch, -1, rhs.shape[1])
 
 
-def _passes(
-    choice: Choice, axis_name: AxisName, hosts: TwoLevelRing | None, out_dtype: jax.typing.DTypeLike
-) -> tuple[gradient.Multiply, gradient.MultiplyAndGather]:
-    """Return the forward pass of ``choice`` without and with the gathered lhs as a second result."""
-    options: dict[str, Any] = {"axis_name": axis_name}
-    if choice.implementation != "mosaic_gpu_simple":
-        options["out_dtype"] = out_dtype
-    if choice.implementation == "xla":
-        return (
-            functools.partial(xla.all_gather_then_dot, **options),
-            functools.partial(xla.all_gather_then_dot_with_lhs, **options),
-        )
-    if choice.config is not None:
-        options["config"] = choice.config
-    # ``in_rank_order`` needs the ranks per host as well: it fixes the order of the received shards.
-    per_host: dict[str, int] = {}
-    if choice.implementation == "ppermute_two_level":
-        assert hosts is not None
-        per_host["devices_per_host"] = hosts.devices_per_host
-    ring, ring_with_received = _RINGS[choice.implementation]
+def matmul_reduce_scatter(
+    lhs: Float[Array, "*batch m k_shard"],
+    rhs: Float[Array, "k_shard n"],
+    *,
+    axis_name: AxisName,
+    implementation: ScatterImplementation = "auto",
+    config: Config | None = None,
+    table: Table | None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    partial_dtype: jax.typing.DTypeLike | None = None,
+) -> Float[Array, "*batch m_shard n"]:
+    """Compute ``reduce_scatter(lhs @ rhs, axis=-2)`` over mesh axis ``axis_name``, inside ``jax.shard_map``.
 
-    def multiply(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return ring(lhs, rhs, **options, **per_host)
+    Per rank: lhs ``[m, k_shard]``, rhs ``[k_shard, n]``, both f16, bf16 or f32; result ``[m / axis_size, n]`` in
+    ``out_dtype``. Rank ``i`` gets rows ``[i * m / axis_size, (i + 1) * m / axis_size)`` of the sum over ranks. It is
+    the other half of ``all_gather_matmul``: the way out of a tensor-parallel layer, where that is the way in.
+    ``jax.shard_map`` needs ``check_vma=False``.
 
-    def multiply_and_gather(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        out, received = ring_with_received(lhs, rhs, **options, **per_host)
-        return out, gradient.in_rank_order(lhs, received, axis_name=axis_name, **per_host)
+    With a batch, lhs ``[batch, m, k_shard]`` gives ``[batch, m / axis_size, n]``. The batch runs as one multiply, so a
+    batch above 1 costs one copy of lhs, and one copy of its gradient in the backward pass.
 
-    if choice.implementation not in ("mosaic_gpu", "mosaic_gpu_simple"):
-        return multiply, multiply_and_gather
-    return _called_only(multiply), _called_only(multiply_and_gather)
+    Each rank multiplies the others' rows first and sends every partial sum straight to its owner. Products are
+    accumulated in float32. The owner adds the partial sums to its own, in float32 and in a fixed order (``xla`` leaves
+    order and rounding to XLA), and rounds once to ``out_dtype``. So results are the same in every call.
 
+    Differentiable in reverse mode (``cmkernel.gradient``). ``d_lhs`` is an ``all_gather_matmul`` of the cotangent and
+    ``rhs^T`` by the same implementation (``auto`` chooses anew). The cotangent that this gathers also serves ``d_rhs``,
+    a local matmul: one gather, which overlaps with the multiply for ``d_lhs``. ``jax.jvp`` raises.
 
-def _called_only(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``function`` so that jax transforms of its kernel raise.
+    Args:
+      lhs: All rows of the left operand, and this rank's columns of it.
+      rhs: This rank's rows of the right operand.
+      axis_name: Mesh axis that k is sharded over and the result's rows are scattered over, or two axes, of which the
+        first one counts slower. The ``mosaic_gpu`` kernel needs a single axis over all devices.
+      implementation: ``ppermute`` (portable ring) and ``xla`` (matmul, then ``psum_scatter``) run exactly that.
+        ``auto`` takes what the cost model expects to be fastest, and logs why.
+      config: ``PpermuteConfig`` for ``ppermute``. By default chosen from the shape: ``cmkernel.tuned``.
+      table: Tuned configs to choose from, by default those shipped with this package. Must be the same on every rank.
+      out_dtype: Dtype of the result: the operands' (the default) or float32.
+      partial_dtype: What travels: the operands' dtype (the default, as in PyTorch, TransformerEngine and Megatron) or
+        float32. The default rounds each rank's partial sum once. That moves the result by at most ``u sum_r
+        |partial_r|``, ``u`` being the unit roundoff of the dtype: 2**-8 in bf16, 2**-11 in f16
+        (``cmkernel.reference.compare_reduced``). ``xla`` may round each sum of partials as well, so its error grows
+        with the number of ranks. float32 rounds nothing but the result, and sends twice the bytes.
 
-    ``jax.vmap`` can't work: the kernel counts arrivals once per call, not per batch element. Differentiating a gradient
-    again would differentiate the kernel itself.
+    Raises:
+      ValueError: The operands or ``config`` break a rule: rows that don't divide among the ranks, mixed dtypes, an
+        implementation that this operation hasn't. The message names the value and the rule.
+      NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh.
     """
-    not_batched = jax.custom_batching.custom_vmap(function)
-
-    @not_batched.def_vmap
-    def _refuse(axis_size: int, *_: Any) -> Any:
-        raise NotImplementedError(
-            f"jax.vmap of {axis_size=} over the kernel isn't supported; pass lhs as [batch, m_shard, k], or use "
-            'implementation="ppermute"'
-        )
-
-    not_differentiated = jax.custom_jvp(not_batched)
-
-    @not_differentiated.defjvp
-    def _refuse_again(*_: Any) -> Any:
-        raise NotImplementedError(
-            'a gradient of the kernel can\'t be differentiated again; use implementation="ppermute"'
-        )
-
-    return not_differentiated
+    choice = choose_implementation(
+        lhs,
+        rhs,
+        axis_name=axis_name,
+        op="matmul_reduce_scatter",
+        implementation=implementation,
+        config=config,
+        table=table,
+        out_dtype=out_dtype,
+        partial_dtype=partial_dtype,
+    )
+    multiply = passes.scatter_pass(
+        choice,
+        axis_name=axis_name,
+        out_dtype=lhs.dtype if out_dtype is None else out_dtype,
+        partial_dtype=lhs.dtype if partial_dtype is None else partial_dtype,
+    )
+    gather = passes.gather_of_scatter(implementation, axis_name=axis_name, table=table)
+    product = gradient.differentiable_scatter(multiply, gather)
+    *batch, _, k_shard = lhs.shape
+    # Rank by rank, all elements of the batch: [*batch, axis_size, m_shard, k_shard] -> [axis_size, *batch, ...]
+    by_rank = jnp.moveaxis(lhs.reshape(*batch, lax.axis_size(axis_name), -1, k_shard), -3, 0)
+    return product(by_rank.reshape(-1, k_shard), rhs).reshape(*batch, -1, rhs.shape[1])

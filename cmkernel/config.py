@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 # Largest dynamic shared memory a block may request on sm_90 (CUDA C++ Programming Guide, "Compute Capability 9.x").
 SMEM_LIMIT_BYTES = 232_448
@@ -192,12 +192,20 @@ class PpermuteConfig:
 
 
 Config = KernelConfig | SimpleKernelConfig | PpermuteConfig
-# Config type of each implementation that takes one.
+Op = Literal["all_gather_matmul", "matmul_reduce_scatter"]
+# Config type of each implementation of all_gather_matmul that takes one.
 CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig] | type[PpermuteConfig]] = {
     "mosaic_gpu": KernelConfig,
     "mosaic_gpu_simple": SimpleKernelConfig,
     "ppermute": PpermuteConfig,
 }
+# The same for matmul_reduce_scatter.
+_SCATTER_CONFIG_TYPES: dict[str, type[PpermuteConfig]] = {"ppermute": PpermuteConfig}
+
+
+def config_type(implementation: str, op: Op = "all_gather_matmul") -> type[Config] | None:
+    """Config type that an implementation of ``op`` takes, or ``None`` if it takes none."""
+    return CONFIG_TYPES.get(implementation) if op == "all_gather_matmul" else _SCATTER_CONFIG_TYPES.get(implementation)
 
 
 def to_plain(config: Config) -> dict[str, bool | int | str]:
@@ -206,15 +214,15 @@ def to_plain(config: Config) -> dict[str, bool | int | str]:
     return {name: value.name if isinstance(value, MatmulDimension) else value for name, value in values.items()}
 
 
-def from_plain(implementation: str, options: Mapping[str, Any]) -> Config:
+def from_plain(implementation: str, options: Mapping[str, Any], op: Op = "all_gather_matmul") -> Config:
     """Rebuild the config from the options that ``to_plain`` returned.
 
     Raises:
       ValueError: the implementation takes no config, an option is unknown, or a value breaks a law.
     """
-    if (config_type := CONFIG_TYPES.get(implementation)) is None:
+    if (its_type := config_type(implementation, op)) is None:
         raise ValueError(f"{implementation=} takes no config")
-    defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
+    defaults = {field.name: field.default for field in dataclasses.fields(its_type)}
     if unknown := set(options) - set(defaults):
         raise ValueError(f"{min(unknown)} is no option of {implementation}")
     values = dict(options)
@@ -223,7 +231,7 @@ def from_plain(implementation: str, options: Mapping[str, Any]) -> Config:
             if value not in MatmulDimension.__members__:
                 raise ValueError(f"{name}={value!r} must be M or N")
             values[name] = MatmulDimension[value]
-    return config_type(**values)
+    return its_type(**values)
 
 
 def _validate_types(config: Any) -> None:

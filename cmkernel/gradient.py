@@ -1,4 +1,4 @@
-"""Gradient shared by all implementations, and the gathered lhs that it may keep."""
+"""Gradients shared by all implementations: each operation's backward pass uses the other one."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ if TYPE_CHECKING:
     Residuals = tuple[jax.Array, jax.Array]
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
-"""``(lhs, rhs) -> AllGather(lhs) @ rhs``, as one implementation computes it."""
+"""``(lhs, rhs) -> AllGather(lhs) @ rhs``, or ``ReduceScatter(lhs @ rhs)``, as one implementation computes it."""
 MultiplyAndGather = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """``(lhs, rhs) -> (AllGather(lhs) @ rhs, AllGather(lhs))``."""
 
 
-def differentiable(
+def differentiable_gather(
     multiply: Multiply,
     multiply_and_gather: MultiplyAndGather,
+    multiply_and_scatter: Multiply,
     *,
     axis_name: str | tuple[str, ...],
     save_gathered_lhs: bool,
 ) -> Multiply:
-    """Give ``multiply`` a gradient, for use inside ``jax.shard_map``.
+    """Give an all-gather matmul its gradient, for use inside ``jax.shard_map``.
 
     Per rank, for the cotangent ``d_out`` ``[axis_size * m_shard, n_shard]``: ``d_lhs = ReduceScatter(d_out @ rhs^T)``
-    ``[m_shard, k]`` and ``d_rhs = AllGather(lhs)^T @ d_out`` ``[k, n_shard]``. Both sum in float32, also over ranks,
-    and round once to the operand's dtype. The reduce-scatter therefore moves float32: twice the bytes of half-precision
-    operands. A float32 cotangent of half-precision operands is first rounded to their dtype, as tensor cores multiply
-    nothing wider. Reverse mode only: jax raises ``TypeError`` for ``jvp``.
+    ``[m_shard, k]`` by ``multiply_and_scatter``, and ``d_rhs = AllGather(lhs)^T @ d_out`` ``[k, n_shard]``, summed in
+    float32 and rounded once. The gather of lhs comes first, and only the multiply for ``d_rhs`` waits for it. A float32
+    cotangent of half-precision operands is first rounded to their dtype, as tensor cores multiply nothing wider.
+    Reverse mode only: jax raises ``TypeError`` for ``jvp``.
 
     Args:
       multiply: Forward pass. jax need not be able to differentiate it.
       multiply_and_gather: Forward pass for ``save_gathered_lhs``.
+      multiply_and_scatter: ``(d_out, rhs^T) -> ReduceScatter(d_out @ rhs^T)``.
       axis_name: Mesh axis, or axes, that the rows of lhs are sharded over.
       save_gathered_lhs: Keep ``AllGather(lhs)`` for the backward pass instead of gathering lhs again there.
     """
@@ -58,9 +60,32 @@ def differentiable(
         d_out = d_out.astype(rhs.dtype)
         # Start the gather first: only the last multiply waits for it.
         gathered_lhs = lhs if save_gathered_lhs else lax.all_gather(lhs, axis_name, axis=0, tiled=True)
-        d_gathered_lhs = dot(d_out, rhs.T, out_dtype=jnp.float32)
-        d_lhs = lax.psum_scatter(d_gathered_lhs, axis_name, scatter_dimension=0, tiled=True).astype(lhs.dtype)
-        return d_lhs, dot(gathered_lhs.T, d_out)
+        return multiply_and_scatter(d_out, rhs.T), dot(gathered_lhs.T, d_out)
+
+    product.defvjp(forward, backward)
+    return product
+
+
+def differentiable_scatter(multiply: Multiply, multiply_and_gather: MultiplyAndGather) -> Multiply:
+    """Give a matmul reduce-scatter its gradient, for use inside ``jax.shard_map``.
+
+    Per rank, for the cotangent ``d_out`` ``[m / axis_size, n]``: ``d_lhs = AllGather(d_out) @ rhs^T`` ``[m, k_shard]``
+    and ``d_rhs = lhs^T @ AllGather(d_out)`` ``[k_shard, n]``. ``multiply_and_gather`` gives both the first and the
+    gathered ``d_out``, so one gather, hidden behind the first multiply, serves both. Sums are float32, rounded once.
+    A float32 cotangent of half-precision operands is first rounded to their dtype. Reverse mode only.
+    """
+
+    @jax.custom_vjp
+    def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return multiply(lhs, rhs)
+
+    def forward(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, Residuals]:
+        return multiply(lhs, rhs), (lhs, rhs)
+
+    def backward(residuals: Residuals, d_out: jax.Array) -> tuple[jax.Array, jax.Array]:
+        lhs, rhs = residuals
+        d_lhs, gathered_d_out = multiply_and_gather(d_out.astype(rhs.dtype), rhs.T)
+        return d_lhs, dot(lhs.T, gathered_d_out)
 
     product.defvjp(forward, backward)
     return product

@@ -112,6 +112,43 @@ def two_level_all_gather_matmul_with_received(
     return out, jnp.stack([slots[slot] for slot in sorted(slots)]) if slots else None
 
 
+def ring_matmul_reduce_scatter(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    axis_name: AxisName,
+    config: PpermuteConfig = _WHOLE_SHARDS,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    partial_dtype: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
+    """Compute ``ReduceScatter(lhs @ rhs)`` by the reduce-scatter of ``cmkernel.ring``, inside ``jax.shard_map``.
+
+    Per rank: lhs ``[m, k_shard]``, rhs ``[k_shard, n]`` -> ``[m / axis_size, n]`` in ``out_dtype``, by default the
+    operands' dtype. A partial sum is rounded once, to ``partial_dtype`` (by default the operands' dtype). The rank's
+    own stays in float32, and so does the sum, whose order is fixed.
+    """
+    num_ranks, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    m_shard = lhs.shape[0] // num_ranks
+    rows = ring.pieces(m_shard, config.num_chunks)
+
+    def multiply(step: int, start: int, stop: int, dtype: jax.typing.DTypeLike | None) -> jax.Array:
+        first_row = ring.scattered_block(rank, step, num_ranks) * m_shard + start
+        return dot(lax.dynamic_slice_in_dim(lhs, first_row, stop - start), rhs, out_dtype=dtype)
+
+    # No exchange depends on a later multiply, so the scheduler may run both at once.
+    received = [
+        [
+            lax.ppermute(multiply(step, *piece, partial_dtype), axis_name, ring.scatter_permutation(step, num_ranks))
+            for piece in rows
+        ]
+        for step in range(num_ranks - 1)
+    ]
+    sums = [multiply(num_ranks - 1, *piece, jnp.float32) for piece in rows]
+    for pieces in received:
+        sums = [total + piece.astype(jnp.float32) for total, piece in zip(sums, pieces, strict=True)]
+    return jnp.concatenate(sums).astype(lhs.dtype if out_dtype is None else out_dtype)
+
+
 def _empty_result(lhs: jax.Array, rhs: jax.Array, num_ranks: int, out_dtype: jax.typing.DTypeLike | None) -> jax.Array:
     return lax.empty((num_ranks * lhs.shape[0], rhs.shape[1]), lhs.dtype if out_dtype is None else out_dtype)
 

@@ -55,18 +55,52 @@ def compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> Comparison:
 
     result ``[m, n]``, lhs ``[m, k]`` (gathered), rhs ``[k, n]``.
     """
+    return _compare(result, lhs, rhs, jnp.zeros((), jnp.float32))
+
+
+def _compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array, extra: jax.Array) -> Comparison:
+    """Compare with ``extra`` added to each element's tolerance."""
     expected = oracle(lhs, rhs)
     u = unit_roundoff(result.dtype)
     row_norms = jnp.linalg.norm(lhs.astype(jnp.float32), axis=1)
     column_norms = jnp.linalg.norm(rhs.astype(jnp.float32), axis=0)
     accumulation = _ACCUMULATION_FACTOR * _ACCUMULATION_UNIT
     error = jnp.abs(result.astype(jnp.float32) - expected)
-    tolerance = u * jnp.abs(expected) + accumulation * row_norms[:, None] * column_norms[None, :]
+    tolerance = u * jnp.abs(expected) + accumulation * row_norms[:, None] * column_norms[None, :] + extra
     # `not <=` rather than `>`, so that a NaN counts as wrong.
     num_wrong = count(~(error <= tolerance))
     norm = jnp.linalg.norm(expected)
     accumulated = accumulation * jnp.linalg.norm(row_norms) * jnp.linalg.norm(column_norms)
-    return Comparison(num_wrong, jnp.max(error), jnp.linalg.norm(error) / norm, u + accumulated / norm)
+    relative_tolerance = u + (accumulated + jnp.linalg.norm(extra)) / norm
+    return Comparison(num_wrong, jnp.max(error), jnp.linalg.norm(error) / norm, relative_tolerance)
+
+
+def compare_reduced(
+    result: jax.Array,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    num_ranks: int,
+    partial_dtype: jax.typing.DTypeLike,
+    num_roundings: int = 1,
+) -> Comparison:
+    """Measure a sum of ``num_ranks`` partial sums against the oracle over all of k.
+
+    Rank r multiplied the r-th of ``num_ranks`` equal parts of k, and its partial sum ``p_r`` travelled in
+    ``partial_dtype``. To the tolerance of ``compare`` each rounding to that dtype adds ``u_p sum_r |p_r|``, where it is
+    narrower than float32: ``u_p`` is its unit roundoff, and every partial sum and every sum of them is at most ``sum_r
+    |p_r|``. ``num_roundings`` is 1 where sums are float32 (``mosaic_gpu``, ``ppermute``), and up to ``num_ranks`` where
+    the reduce-scatter itself adds in ``partial_dtype`` (``xla``).
+
+    result ``[m, n]``, lhs ``[m, k]``, rhs ``[k, n]``: rows and columns of one rank or of all, and all of k.
+    """
+    extra = jnp.zeros(result.shape, jnp.float32)
+    if jnp.finfo(partial_dtype).bits < 32:
+        k_shard = lhs.shape[1] // num_ranks
+        for first in range(0, lhs.shape[1], k_shard):
+            extra += jnp.abs(oracle(lhs[:, first : first + k_shard], rhs[first : first + k_shard]))
+        extra *= num_roundings * unit_roundoff(partial_dtype)
+    return _compare(result, lhs, rhs, extra)
 
 
 def num_different(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Schedules of the ring all-gather as plain integer functions: the flat ring and the two-level ring over hosts.
+"""Schedules as plain integer functions: the flat ring, the two-level ring over hosts, and the reduce-scatter.
 
 Algorithm: the JAX tutorial, "Collective matrix multiplication"
 (https://docs.jax.dev/en/latest/pallas/gpu/collective_matmul.html). In step ``i`` of ``D``, rank ``d`` multiplies shard
@@ -7,6 +7,10 @@ Python integers or traced ones, so kernels, portable code and tests share one sc
 
 The flat ring crosses between hosts in every step, at one rank of each host. ``TwoLevelRing`` crosses at every device,
 once per revolution of the ring within the host.
+
+A reduce-scatter turns this around. In step ``i`` rank ``d`` multiplies the rows of rank ``(d + 1 + i) % D``, and sends
+that partial sum straight to its owner. Its own rows come last, and then it adds what the others sent. A rank sends
+every block once and never forwards, so a partial sum is rounded once, whatever ``D``.
 """
 
 from __future__ import annotations
@@ -62,6 +66,21 @@ def pieces(num_rows: int, num_chunks: int) -> tuple[tuple[int, int], ...]:
 def permutation(num_ranks: int) -> tuple[tuple[int, int], ...]:
     """(source, destination) pairs of one step, as ``lax.ppermute`` takes them."""
     return tuple((rank, send_rank(rank, num_ranks)) for rank in range(num_ranks))
+
+
+def scattered_block(rank: Int, step: Int, num_ranks: int) -> Int:
+    """Block of rows that ``rank`` multiplies in ``step`` of a reduce-scatter, and the rank that owns it."""
+    return (rank + (1 + step)) % num_ranks
+
+
+def partial_sender(rank: Int, slot: Int, num_ranks: int) -> Int:
+    """Rank whose partial sum ``rank`` receives in ``slot``: it was computed in the step of that number."""
+    return (rank + (num_ranks - 1) - slot) % num_ranks
+
+
+def scatter_permutation(step: int, num_ranks: int) -> tuple[tuple[int, int], ...]:
+    """(source, destination) pairs of the partial sums of ``step``, as ``lax.ppermute`` takes them."""
+    return tuple((rank, scattered_block(rank, step, num_ranks)) for rank in range(num_ranks))
 
 
 @dataclasses.dataclass(frozen=True)

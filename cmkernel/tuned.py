@@ -13,9 +13,9 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from cmkernel.config import Config, KernelConfig, PpermuteConfig, from_plain, to_plain
+from cmkernel.config import Config, KernelConfig, Op, PpermuteConfig, from_plain, to_plain
 from cmkernel.cost import ITEMSIZE
 from cmkernel.performance_model import heuristic_config, is_modelled, modelled_us
 
@@ -29,10 +29,13 @@ _MAX_SLOWDOWN = 1.02
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Key of a choice: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` devices.
+    """Key of a choice: each of ``num_ranks`` devices multiplies ``[num_ranks * m_shard, k]`` by ``[k, n_shard]``.
+
+    ``all_gather_matmul`` has a lhs of ``m_shard`` rows on each device; ``matmul_reduce_scatter`` a result of
+    ``m_shard`` rows, where k and n_shard are the rows and columns of the device's rhs.
 
     Raises:
-      ValueError: a size isn't an integer of at least 1, or ``device_kind`` or ``dtype`` isn't valid.
+      ValueError: a size isn't an integer of at least 1, or ``device_kind``, ``dtype`` or ``op`` isn't valid.
     """
 
     device_kind: str
@@ -42,6 +45,7 @@ class Shape:
     k: int
     n_shard: int
     dtype: str
+    op: Op = "all_gather_matmul"
 
     def __post_init__(self) -> None:
         for name, size in self.sizes.items():
@@ -51,6 +55,8 @@ class Shape:
             raise ValueError(f"device_kind={self.device_kind!r} must be a string")
         if self.dtype not in ITEMSIZE:
             raise ValueError(f"dtype={self.dtype!r} must be one of {', '.join(ITEMSIZE)}")
+        if self.op not in get_args(Op):
+            raise ValueError(f"op={self.op!r} must be one of {', '.join(get_args(Op))}")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -91,10 +97,13 @@ class Entry:
         return self.implementation, *dataclasses.astuple(self.shape)
 
     def to_json(self) -> dict[str, Any]:
-        """Entry as a JSON object."""
+        """Entry as a JSON object. It leaves ``all_gather_matmul`` out, so that older versions can read it."""
         rest = {name: getattr(self, name) for name in ("us", "heuristic_us", "date", "jax")}
+        shape = dataclasses.asdict(self.shape)
+        if self.shape.op == "all_gather_matmul":
+            del shape["op"]
         return {
-            **dataclasses.asdict(self.shape),
+            **shape,
             "implementation": self.implementation,
             "config": to_plain(self.config),
             **rest,
@@ -109,10 +118,11 @@ class Entry:
         """
         try:
             data = dict(data)
+            data.setdefault("op", "all_gather_matmul")
             shape = Shape(**{field.name: data.pop(field.name) for field in dataclasses.fields(Shape)})
             if not isinstance(options := data.pop("config"), dict):
                 raise ValueError(f"config={options!r} must be an object of options")
-            config = from_plain(data["implementation"], options)
+            config = from_plain(data["implementation"], options, shape.op)
             return cls(shape=shape, config=config, **data)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -202,7 +212,7 @@ def _is_alike(entry: Entry, implementation: str, shape: Shape) -> bool:
     its = entry.shape
     return (
         entry.implementation == implementation
-        and (its.device_kind, its.num_ranks) == (shape.device_kind, shape.num_ranks)
+        and (its.op, its.device_kind, its.num_ranks) == (shape.op, shape.device_kind, shape.num_ranks)
         and ITEMSIZE[its.dtype] == ITEMSIZE[shape.dtype]
         and all(
             max(a, b) <= _MAX_RATIO * min(a, b)

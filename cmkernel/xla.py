@@ -1,9 +1,10 @@
-"""XLA baselines: an all-gather followed by a matmul, and the matmul alone."""
+"""XLA baselines: all-gather then matmul, matmul then reduce-scatter, and the matmul alone."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax.numpy as jnp
 from jax import lax
 
 from cmkernel.dot import dot
@@ -29,6 +30,25 @@ def all_gather_then_dot_with_lhs(
     """Return the result of ``all_gather_then_dot`` and the gathered lhs ``[axis_size * m_shard, k]``."""
     gathered_lhs = lax.all_gather(lhs, axis_name, axis=0, tiled=True)
     return dot(gathered_lhs, rhs, out_dtype=out_dtype), gathered_lhs
+
+
+def dot_then_reduce_scatter(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    axis_name: str | tuple[str, ...],
+    out_dtype: jax.typing.DTypeLike | None = None,
+    partial_dtype: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
+    """Compute ``ReduceScatter(lhs @ rhs)``, one after the other, inside ``jax.shard_map``.
+
+    Per rank: lhs ``[m, k_shard]``, rhs ``[k_shard, n]`` -> ``[m / axis_size, n]`` in ``out_dtype``, by default the
+    operands' dtype. The reduce-scatter adds in ``partial_dtype`` (by default the operands' dtype), and so may round
+    each of its ``axis_size - 1`` sums.
+    """
+    partial = dot(lhs, rhs, out_dtype=partial_dtype)
+    summed = lax.psum_scatter(partial, axis_name, scatter_dimension=0, tiled=True)
+    return jnp.asarray(summed, lhs.dtype if out_dtype is None else out_dtype)
 
 
 def local(gathered_lhs: jax.Array, rhs: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import cmkernel
-from cmkernel import gradient, hardware, ppermute, reference, xla
+from cmkernel import gradient, hardware, ppermute, reference, ring, xla
 
 ROWS, COLUMNS = PartitionSpec("x", None), PartitionSpec(None, "x")
 M_SHARD, K, N_SHARD = 6, 40, 10
@@ -102,22 +102,24 @@ def scatter_rounded(x, axis_name, **options):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "wrong", "save_gathered_lhs"),
+    ("module", "used", "name", "wrong", "save_gathered_lhs"),
     [
-        ("lax", "psum_scatter", scatter_to_the_next_rank, False),
-        ("lax", "psum_scatter", scatter_rounded, False),
-        ("lax", "all_gather", gather_from_the_next_rank_on, False),
-        ("jnp", "roll", lambda x, shift, axis: x, True),
-        ("jnp", "roll", lambda x, shift, axis: jnp.roll(x, -shift, axis), True),
+        (xla, "lax", "psum_scatter", scatter_to_the_next_rank, False),
+        (xla, "lax", "psum_scatter", scatter_rounded, False),
+        (gradient, "lax", "all_gather", gather_from_the_next_rank_on, False),
+        (ppermute, "ring", "scattered_block", lambda rank, step, num_ranks: (rank + step) % num_ranks, False),
+        (gradient, "jnp", "roll", lambda x, shift, axis: x, True),
+        (gradient, "jnp", "roll", lambda x, shift, axis: jnp.roll(x, -shift, axis), True),
     ],
-    ids=["scatter order", "two roundings", "gather order", "ring order kept", "ring order reversed"],
+    ids=["scatter order", "two roundings", "gather order", "block order", "ring order kept", "ring order reversed"],
 )
-def test_a_wrong_backward_pass_is_found(module, name, wrong, save_gathered_lhs, monkeypatch):
-    original = {"lax": lax, "jnp": jnp}[module]
+def test_a_wrong_backward_pass_is_found(module, used, name, wrong, save_gathered_lhs, monkeypatch):
+    original = {"lax": lax, "jnp": jnp, "ring": ring}[used]
     patched = type(original)(original.__name__)
     patched.__dict__.update({**vars(original), name: wrong})
-    monkeypatch.setattr(gradient, module, patched)
-    found = num_wrong_gradients(implementation="ppermute", save_gathered_lhs=save_gathered_lhs)
+    monkeypatch.setattr(module, used, patched)
+    implementation = "xla" if module is xla else "ppermute"
+    found = num_wrong_gradients(implementation=implementation, save_gathered_lhs=save_gathered_lhs)
     assert found > (0, 0)
 
 
