@@ -27,6 +27,10 @@ COMM_BLOCK_BYTES = COMM_BLOCK_ROWS * COMM_BLOCK_COLUMNS * OPERAND_BYTES
 # Sending warps of a communication CTA: one keeps the link busy while the other waits for its copies to land.
 NUM_COMM_WARPS = 2
 MIN_BLOCK_SLOTS, MAX_BLOCK_SLOTS = 2, 4
+# Block of a partial sum that the sending warp of a compute CTA copies at a time: 8 KiB. Two fit beside four pipeline
+# slots of the largest tiles, and keep enough in flight: a tile has the time of the next one to leave.
+SEND_BLOCK_ROWS, SEND_BLOCK_ROW_BYTES = 64, 128
+NUM_SEND_SLOTS = 2
 
 
 class MatmulDimension(enum.Enum):
@@ -175,6 +179,44 @@ class KernelConfig(TileConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ScatterKernelConfig(TileConfig):
+    """Config of ``mosaic_gpu`` for ``matmul_reduce_scatter``.
+
+    Raises:
+      ValueError: as ``TileConfig``, or a pipeline slot has no room for the partial sums that it brings at a time.
+    """
+
+    tile_m: int = 64
+    tile_n: int = 256
+    epi_tile_n: int = 32
+    wg_dimension: MatmulDimension = MatmulDimension.M
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        slot, piece = self.tile_k * self.cta_tile_n, self.epi_tile_m * self.epi_tile_n
+        if slot % piece or slot < NUM_COMPUTE_WARPGROUPS * piece:
+            raise ValueError(
+                f"epi_tile_m={self.epi_tile_m} x epi_tile_n={self.epi_tile_n} must divide the rhs of a pipeline slot, "
+                f"tile_k={self.tile_k} x {self.cta_tile_n} columns of a block, into at least "
+                f"{NUM_COMPUTE_WARPGROUPS} pieces"
+            )
+        if self.cta_tile_m % SEND_BLOCK_ROWS or self.cta_tile_n * OPERAND_BYTES % SEND_BLOCK_ROW_BYTES:
+            raise ValueError(
+                f"tile_n={self.tile_n} with wg_dimension={self.wg_dimension.name} gives a block {self.cta_tile_n} "
+                f"columns; it sends {SEND_BLOCK_ROW_BYTES // OPERAND_BYTES} at a time"
+            )
+
+    def num_slot_pieces(self, itemsize: int, widest: int) -> int:
+        """Pieces that the rhs of a pipeline slot has room for: of a type of ``itemsize`` bytes, the widest ``widest``."""
+        piece_bytes = self.epi_tile_m * self.piece_columns(widest) * itemsize
+        return self.tile_k * self.cta_tile_n * OPERAND_BYTES // piece_bytes
+
+    def piece_columns(self, itemsize: int) -> int:
+        """Columns that the epilogue handles at a time, where its widest type has ``itemsize`` bytes."""
+        return self.epi_tile_n * OPERAND_BYTES // itemsize
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PpermuteConfig:
     """Config of ``ppermute``, the portable ring.
 
@@ -191,7 +233,7 @@ class PpermuteConfig:
             raise ValueError(f"num_chunks={self.num_chunks} must be at least 1")
 
 
-Config = KernelConfig | SimpleKernelConfig | PpermuteConfig
+Config = KernelConfig | SimpleKernelConfig | ScatterKernelConfig | PpermuteConfig
 Op = Literal["all_gather_matmul", "matmul_reduce_scatter"]
 # Config type of each implementation of all_gather_matmul that takes one.
 CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig] | type[PpermuteConfig]] = {
@@ -200,7 +242,10 @@ CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig] | type[Ppe
     "ppermute": PpermuteConfig,
 }
 # The same for matmul_reduce_scatter.
-_SCATTER_CONFIG_TYPES: dict[str, type[PpermuteConfig]] = {"ppermute": PpermuteConfig}
+_SCATTER_CONFIG_TYPES: dict[str, type[ScatterKernelConfig] | type[PpermuteConfig]] = {
+    "mosaic_gpu": ScatterKernelConfig,
+    "ppermute": PpermuteConfig,
+}
 
 
 def config_type(implementation: str, op: Op = "all_gather_matmul") -> type[Config] | None:
@@ -256,7 +301,8 @@ def block_bytes(config: TileConfig) -> int:
 def smem_bytes(config: TileConfig) -> int:
     """Shared memory of one CTA, in bytes: pipeline slots, epilogue slots, and a reserve for barriers and alignment."""
     epilogue = NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * config.epi_tile_m * config.epi_tile_n
-    return max(pipeline_bytes(config), block_bytes(config)) + epilogue * OPERAND_BYTES + SMEM_RESERVE_BYTES
+    blocks = NUM_SEND_SLOTS * SEND_BLOCK_ROWS * SEND_BLOCK_ROW_BYTES if isinstance(config, ScatterKernelConfig) else 0
+    return max(pipeline_bytes(config), block_bytes(config)) + epilogue * OPERAND_BYTES + blocks + SMEM_RESERVE_BYTES
 
 
 def validate_shape(config: SimpleKernelConfig, *, m_shard: int, k: int, n_shard: int) -> None:

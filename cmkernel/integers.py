@@ -30,6 +30,11 @@ def minimum(a: Int, b: Int) -> Int:
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else lax.min(a, b)
 
 
+def maximum(a: Int, b: Int) -> Int:
+    """The larger of two integers."""
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else lax.max(a, b)
+
+
 def select(condition: Any, a: Int, b: Int) -> Int:
     """``a`` where ``condition`` is true, else ``b``."""
     return (a if condition else b) if isinstance(condition, bool) else lax.select(condition, a, b)

@@ -176,11 +176,15 @@ def padded(array: jax.Array, *units: int) -> jax.Array:
 
 def num_result_columns(config: KernelConfig, n_shard: int, out_dtype: Any) -> int:
     """Columns of the kernel's result: n_shard, rounded up to what the copies of the result need."""
-    unit = result_swizzle_bytes(config) // jnp.dtype(out_dtype).itemsize
-    num_units = -(-n_shard // unit)
+    return padded_columns(n_shard, result_swizzle_bytes(config) // jnp.dtype(out_dtype).itemsize, config.cta_tile_n)
+
+
+def padded_columns(num_columns: int, unit: int, cta_tile_n: int) -> int:
+    """Round columns up to what copies of tiles of ``unit`` swizzled columns need."""
+    num_units = -(-num_columns // unit)
     # Mosaic drops a dimension of one unit from a copy of one unit, and that dimension's index with it. Columns that
     # belong outside on the right would then be stored on top of the only unit. A second unit keeps the dimension.
-    if num_units == 1 and config.cta_tile_n > unit:
+    if num_units == 1 and cta_tile_n > unit:
         num_units = 2
     return num_units * unit
 
@@ -191,6 +195,7 @@ def call(
     out_type: Sequence[jax.ShapeDtypeStruct],
     smem: dict[str, Any],
     num_ctas: int,
+    name: str = "ring_all_gather_matmul_kernel",
     interpret: Any = None,
 ) -> Sequence[jax.Array]:
     """Run ``num_ctas`` CTAs of three warpgroups, which play the roles of the ``Cta`` that ``body`` returns.
@@ -199,14 +204,18 @@ def call(
     ``sm`` counts CTAs, axis ``wg`` warpgroups.
     """
 
-    def ring_all_gather_matmul_kernel(*refs, pipeline_smem, **smem):
-        views = [pipeline_smem] if isinstance(pipeline_smem, dict) else list(pipeline_smem)
+    def kernel_body(*refs, **smem):
+        # Memory that holds several references comes as a dictionary of them, or as one for each of its views.
+        views = []
+        for memory in [smem.pop(name) for name in list(smem) if name.endswith("_views")]:
+            views += [memory] if isinstance(memory, dict) else list(memory)
         cta = body(*refs, **functools.reduce(operator.or_, views), **smem)
         # One branch for the whole kernel: ptxas ignores setmaxnreg where roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.move)
 
+    kernel_body.__name__ = name
     kernel = plgpu.kernel(
-        ring_all_gather_matmul_kernel,
+        kernel_body,
         out_type=out_type,
         scratch_types=smem,
         grid=(num_ctas,),

@@ -64,14 +64,16 @@ def epilogue_columns(config: KernelConfig, out_dtype: Any) -> int:
     return config.epi_tile_n * OPERAND_BYTES // jnp.dtype(out_dtype).itemsize
 
 
+def swizzled(*shape: int, dtype: Any, swizzle_bytes: int) -> Any:
+    """Shared memory whose last two dimensions are tiled and swizzled."""
+    tiling = plgpu.TilingTransform((8, swizzle_bytes // jnp.dtype(dtype).itemsize))
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle_bytes)))
+
+
 def smem_types(
     config: KernelConfig, protocol: Protocol, *, communicates: bool, dtype: Any, out_dtype: Any
 ) -> dict[str, Any]:
     """Shared memory of one CTA: the pipeline's slots and barriers, and the staging buffers of results."""
-
-    def swizzled(*shape: int, dtype: Any, swizzle_bytes: int) -> Any:
-        tiling = plgpu.TilingTransform((8, swizzle_bytes // jnp.dtype(dtype).itemsize))
-        return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle_bytes)))
 
     num_slots = config.max_concurrent_steps
     epi_tile = config.epi_tile_m, epilogue_columns(config, out_dtype)
@@ -92,7 +94,7 @@ def smem_types(
         # No CTA needs both: a communication CTA keeps its blocks where the others keep operands.
         views.append({"block_smem": plgpu.SMEM((num_block_slots, COMM_BLOCK_ROWS, COMM_BLOCK_COLUMNS), dtype)})
     types = {
-        "pipeline_smem": plgpu.RefUnion(*views) if len(views) > 1 else views[0],
+        "pipeline_views": plgpu.RefUnion(*views) if len(views) > 1 else views[0],
         "out_smem": results(NUM_COMPUTE_WARPGROUPS, config.num_epilogue_slots, *epi_tile),
         "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=num_slots),  # the copies of lhs and of rhs
         # Arrivals from the compute warpgroups, and from the sending warp if there is one.
@@ -129,7 +131,9 @@ def await_count(counter: Ref) -> None:
     plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))(emit)(counter)
 
 
-def _fence_async_proxy() -> None:
+def fence_async_proxy() -> None:
+    """Order ordinary accesses to global memory before those of the TMA unit that follow."""
+
     def emit(_context: Any) -> None:
         mosaic_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
 
@@ -300,22 +304,29 @@ class Cta:
                         load_k_steps(shard_gmem, chunk * self.protocol.chunk_k_steps, self.protocol.chunk_end(chunk))
 
         self.walk(load_tile)
-        # A waiter must see every phase of a barrier, so wait until the last loads have been released.
-        num_loads = self.num_local_tiles * num_k_steps
+        self.drain(self.num_local_tiles * num_k_steps)
+
+    def drain(self, num_loads: Int) -> None:
+        """Wait until the last loads have been released: a waiter must see every phase of a barrier."""
         pl.loop(jnp.maximum(num_loads - self.config.max_concurrent_steps, 0), num_loads)(
             lambda load: plgpu.barrier_wait(self.released.at[self.slot(load)])
         )
 
     def load(self, shard_gmem: Ref, m_idx: Int, n_idx: Int, part: Part, k_idx: Int, load: Int) -> None:
         """Load the operands of one k step, as soon as their slot is free."""
-        slot, config = self.slot(load), self.config
-        # Invariant: a slot is overwritten only after every reader of its last load has released it.
-        pl.when(load >= config.max_concurrent_steps)(lambda: plgpu.barrier_wait(self.released.at[slot]))
+        slot, config = self.await_slot(load), self.config
         lhs_tile = _tile(m_idx, config.cta_tile_m), _tile(k_idx, config.tile_k)
         columns = config.cta_tile_n // part.num_parts
         rhs_tile = _tile(k_idx, config.tile_k), _tile(n_idx * part.num_parts + part.index, columns)
         plgpu.copy_gmem_to_smem(self.rhs_gmem.at[rhs_tile], self.rhs_slot(slot, part), self.loaded.at[slot])
         plgpu.copy_gmem_to_smem(shard_gmem.at[lhs_tile], self.lhs_smem.at[slot], self.loaded.at[slot])
+
+    def await_slot(self, load: Int) -> Int:
+        """Wait until the slot of a load is free, and return it."""
+        slot = self.slot(load)
+        # Invariant: a slot is overwritten only after every reader of its last load has released it.
+        pl.when(load >= self.config.max_concurrent_steps)(lambda: plgpu.barrier_wait(self.released.at[slot]))
+        return slot
 
     def rhs_slot(self, slot: Int, part: Part) -> Ref:
         """Shared memory for the rhs of a tile, or of a part of it, in a pipeline slot."""
@@ -330,7 +341,7 @@ class Cta:
         else:
             self.await_piece(step, m_idx, chunk)
         # The wait orders ordinary loads. The TMA unit loads the tiles, and needs a fence to follow.
-        _fence_async_proxy()
+        fence_async_proxy()
 
     def arrival(self, i: Int, chunk: Int) -> Int:
         """Number of an awaited piece among all pieces that this CTA waits for."""
@@ -450,7 +461,7 @@ class Cta:
                 @pl.when(step > 0)
                 def _forward():
                     self.await_piece(step, m_idx, chunk)
-                    _fence_async_proxy()
+                    fence_async_proxy()
 
             self.stamp(row, stamps.BEGUN)
             self.send_piece(warp, step, m_idx, chunk)
@@ -496,7 +507,7 @@ class Cta:
         tile_n, on_m = config.tile_n // part.num_parts, config.wg_dimension is MatmulDimension.M
         wg_m, wg_n = (wg_idx * config.tile_m, 0) if on_m else (0, wg_idx * tile_n)
         step, m_idx, n_idx = self.protocol.tile(self.index, i)
-        first_load = i * num_k_steps
+        first_load = self.first_load(i)
         self.stamp(i, stamps.BEGUN)
 
         @functools.partial(pl.run_scoped, acc_ref=plgpu.ACC((config.tile_m, tile_n), jnp.float32))
@@ -511,30 +522,61 @@ class Cta:
                 plgpu.wgmma_wait(1)
                 # Invariant: wgmma no longer reads the slot of the previous k step.
                 pl.when(k_idx > 0)(lambda: plgpu.barrier_arrive(self.released.at[self.slot(load - 1)]))
+                self.beside_k_step(i, k_idx)
 
             plgpu.wgmma_wait(0)
             # Release before the epilogue: the slot is free for the next tile.
             plgpu.barrier_arrive(self.released.at[self.slot(first_load + (num_k_steps - 1))])
-            shard = ring.source_shard(self.rank, step, self.protocol.num_ranks)
             first_column = (n_idx * part.num_parts + part.index) * (config.cta_tile_n // part.num_parts)
-            self.store(acc_ref, self.out_gmem.at[shard], m_idx * config.cta_tile_m + wg_m, first_column + wg_n)
+            self.finish(acc_ref, i, step, m_idx * config.cta_tile_m + wg_m, first_column + wg_n)
 
         self.stamp(i, stamps.ENDED)
 
-    def store(self, acc_ref: Ref, out_gmem: Ref, row: Int, column: Int) -> None:
-        """Round the warpgroup's accumulator and store it at ``(row, column)``, in pieces staged in shared memory."""
-        tile_m, tile_n = self.config.epi_tile_m, epilogue_columns(self.config, out_gmem.dtype)
-        pieces = list(itertools.product(range(0, acc_ref.shape[0], tile_m), range(0, acc_ref.shape[1], tile_n)))
+    # What the operations do with a tile.
+
+    def first_load(self, i: Int) -> Int:
+        """Number of the first load of tile ``i`` among all loads of this CTA."""
+        return i * self.protocol.num_k_steps
+
+    def beside_k_step(self, i: Int, k_idx: Int) -> None:
+        """Do what else has to be done while a k step of tile ``i`` is multiplied."""
+
+    def finish(self, acc_ref: Ref, i: Int, step: Int, row: Int, column: Int) -> None:
+        """Store the warpgroup's accumulator of tile ``i``, which begins at ``(row, column)`` of its shard."""
+        shard = ring.source_shard(self.rank, step, self.protocol.num_ranks)
+        tile_n = epilogue_columns(self.config, self.out_gmem.dtype)
+        self.store(acc_ref[...], self.out_smem, self.out_gmem.at[shard], row, column, tile_n=tile_n)
+
+    def store(
+        self,
+        acc: Any,
+        staged_smem: Ref,
+        out_gmem: Ref,
+        row: Int,
+        column: Int,
+        *,
+        tile_n: int,
+        add: Callable[[int, Any], Any] | None = None,
+    ) -> None:
+        """Round the warpgroup's accumulator and store it at ``(row, column)``, in pieces staged in shared memory.
+
+        A piece has ``tile_n`` columns. ``add(number of the piece, piece)`` returns it with something added.
+        """
+        tile_m = self.config.epi_tile_m
+        pieces = list(itertools.product(range(0, acc.shape[0], tile_m), range(0, acc.shape[1], tile_n)))
         num_whole_pieces = (self.config.tile_m // tile_m) * (self.config.tile_n // tile_n)
-        num_slots, out_smem = self.config.num_epilogue_slots, self.out_smem.at[lax.axis_index("wg")]
-        acc = acc_ref[...].astype(out_gmem.dtype)
+        num_slots, out_smem = self.config.num_epilogue_slots, staged_smem.at[lax.axis_index("wg")]
+        acc = acc if add else acc.astype(out_gmem.dtype)
         for i, (m, n) in enumerate(pieces):
+            piece = acc[m : m + tile_m, n : n + tile_n]
+            if add:
+                piece = add(i, piece).astype(out_gmem.dtype)
             # Invariant: the piece last staged in this slot has left it. Slots take turns, so only newer copies may be
             # pending. After a whole tile of an odd number of pieces, though, the next tile starts on the slot that it
             # ended on.
             slot, repeats = i % num_slots, i == 0 and num_whole_pieces % num_slots != 0
             plgpu.wait_smem_to_gmem(0 if repeats else num_slots - 1, wait_read_only=True)
-            out_smem[slot] = acc[m : m + tile_m, n : n + tile_n]
+            out_smem[slot] = piece
             plgpu.commit_smem()  # The TMA unit must see what the threads have just written.
             plgpu.copy_smem_to_gmem(out_smem.at[slot], out_gmem.at[pl.ds(row + m, tile_m), pl.ds(column + n, tile_n)])
 

@@ -3,9 +3,12 @@
 The kernel and the tests' model checker call the same functions, with traced and with plain integers: the checker
 explores exactly what the GPUs do. Integers are never negative.
 
+``Protocol`` is that of ``all_gather_matmul``, ``ScatterProtocol`` that of ``matmul_reduce_scatter``.
+
 Every rank walks the output tiles of all device steps in one sequence, dealt out to its compute CTAs. A shard travels in
-pieces of one M tile and one chunk of k. Each piece that a rank receives has its own arrival counter, which is zero when
-the call starts and is signalled once. A piece is complete when its counter is 1. Nothing is ever reset.
+pieces of one M tile and one chunk of k; a partial sum travels tile by tile. Each piece, or tile, that a rank receives
+has its own arrival counter, which is zero when the call starts and is signalled once. A piece is complete when its
+counter is 1. Nothing is ever reset.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ import dataclasses
 from typing import Any
 
 from cmkernel import ring
-from cmkernel.config import COMM_BLOCK_COLUMNS, NUM_COMM_WARPS, KernelConfig
-from cmkernel.integers import Int, ceil_div, div, minimum, rem, select
+from cmkernel.config import COMM_BLOCK_COLUMNS, NUM_COMM_WARPS, OPERAND_BYTES, KernelConfig, ScatterKernelConfig
+from cmkernel.integers import Int, ceil_div, div, maximum, minimum, rem, select
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """Division of work of one call, the same on every rank."""
+class Walk:
+    """Walk of the compute CTAs over the output tiles of all device steps, the same on every rank."""
 
     num_ranks: int
     num_m_tiles: int
@@ -28,18 +31,12 @@ class Protocol:
     num_n_tiles: int
     num_k_steps: int
     """Pipeline steps in one output tile."""
-    chunk_k_steps: int
-    """Pipeline steps in one chunk; the last chunk may have fewer."""
     group_width: int
     """M tiles in a raster group."""
     num_compute_ctas: int
-    num_comm_ctas: int
-    num_senders: int
-    """Sending warps in all communication CTAs."""
-    num_split_tiles: int
+    num_comm_ctas: int = 0
+    num_split_tiles: int = 0
     """Tiles of the last wave that two CTAs compute in halves. The whole tiles before them fill all waves."""
-    first_in_tile_chunk: int
-    """First chunk that compute CTAs send, from lhs tiles they load. Communication CTAs send the chunks before it."""
 
     @property
     def num_tiles(self) -> int:
@@ -47,37 +44,9 @@ class Protocol:
         return self.num_m_tiles * self.num_n_tiles
 
     @property
-    def num_chunks(self) -> int:
-        """Chunks in an M tile."""
-        return ceil_div(self.num_k_steps, self.chunk_k_steps)
-
-    @property
-    def num_pieces(self) -> int:
-        """Pieces in a shard."""
-        return self.num_m_tiles * self.num_chunks
-
-    @property
-    def num_counters(self) -> int:
-        """Arrival counters on a rank."""
-        return ring.num_scratch_slots(self.num_ranks) * self.num_pieces
-
-    @property
     def num_whole_tiles(self) -> int:
         """Output tiles of all device steps that one CTA computes alone."""
         return self.num_ranks * self.num_tiles - self.num_split_tiles
-
-    @property
-    def sends_in_tile(self) -> bool:
-        """True if compute CTAs send lhs tiles that they load."""
-        return self.num_ranks > 1 and self.first_in_tile_chunk < self.num_chunks
-
-    def counter(self, slot: Int, m_idx: Int, chunk: Int) -> Int:
-        """Arrival counter of a piece in a scratch slot: ``write_slot`` for the sender, ``read_slot`` for the waiter."""
-        return (slot * self.num_m_tiles + m_idx) * self.num_chunks + chunk
-
-    def chunk_end(self, chunk: Int) -> Int:
-        """One past the last k step of a chunk, which starts at ``chunk * chunk_k_steps``."""
-        return minimum((chunk + 1) * self.chunk_k_steps, self.num_k_steps)
 
     # Compute CTAs: 0 .. num_compute_ctas - 1.
 
@@ -106,14 +75,54 @@ class Protocol:
         n_idx = select(rem(group, 2) == 0, n_idx, self.num_n_tiles - 1 - n_idx)
         return step, group * self.group_width + rem(position, width), n_idx
 
+    def _width(self, group: Int) -> Int:
+        return minimum(self.group_width, self.num_m_tiles - group * self.group_width)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Protocol(Walk):
+    """Division of work of one ``all_gather_matmul``, the same on every rank."""
+
+    chunk_k_steps: int
+    """Pipeline steps in one chunk; the last chunk may have fewer."""
+    num_senders: int
+    """Sending warps in all communication CTAs."""
+    first_in_tile_chunk: int
+    """First chunk that compute CTAs send, from lhs tiles they load. Communication CTAs send the chunks before it."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks in an M tile."""
+        return ceil_div(self.num_k_steps, self.chunk_k_steps)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces in a shard."""
+        return self.num_m_tiles * self.num_chunks
+
+    @property
+    def num_counters(self) -> int:
+        """Arrival counters on a rank."""
+        return ring.num_scratch_slots(self.num_ranks) * self.num_pieces
+
+    @property
+    def sends_in_tile(self) -> bool:
+        """True if compute CTAs send lhs tiles that they load."""
+        return self.num_ranks > 1 and self.first_in_tile_chunk < self.num_chunks
+
+    def counter(self, slot: Int, m_idx: Int, chunk: Int) -> Int:
+        """Arrival counter of a piece in a scratch slot: ``write_slot`` for the sender, ``read_slot`` for the waiter."""
+        return (slot * self.num_m_tiles + m_idx) * self.num_chunks + chunk
+
+    def chunk_end(self, chunk: Int) -> Int:
+        """One past the last k step of a chunk, which starts at ``chunk * chunk_k_steps``."""
+        return minimum((chunk + 1) * self.chunk_k_steps, self.num_k_steps)
+
     def sends_tile(self, step: Int, m_idx: Int, n_idx: Int) -> Any:
         """True if a compute CTA sends this output tile's lhs tiles: in the first column walked of a raster group."""
         group = div(m_idx, self.group_width)
         first_n_idx = select(rem(group, 2) == 0, n_idx * 0, n_idx * 0 + (self.num_n_tiles - 1))
         return (n_idx == first_n_idx) & ring.sends_in(step, self.num_ranks)
-
-    def _width(self, group: Int) -> Int:
-        return minimum(self.group_width, self.num_m_tiles - group * self.group_width)
 
     # The sending warps of all communication CTAs, counted from 0. A job sends one piece.
 
@@ -169,4 +178,68 @@ def make_protocol(
         num_split_tiles=num_left if config.split_last_wave and 2 * num_left <= num_compute_ctas else 0,
         # A communication CTA sends at least one chunk, or it would idle.
         first_in_tile_chunk=max(num_chunks - config.num_in_tile_chunks, 1) if num_comm_ctas else 0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScatterProtocol(Walk):
+    """Division of work of one ``matmul_reduce_scatter``, the same on every rank.
+
+    The tiles of device step s belong to the rank ``ring.scattered_block``; the own ones come last. The CTA that computes
+    a tile of another rank also sends it, into that rank's slot s. The tile has a counter there, which it signals once.
+    A rank adds what the others sent to a tile of its own when all of them have arrived. Nobody waits for another rank
+    before its last step, so nobody waits in a circle.
+    """
+
+    num_addend_steps: int
+    """Pipeline steps that bring the partial sums of one own tile, after those of its k steps."""
+
+    @property
+    def num_counters(self) -> int:
+        """Arrival counters on a rank."""
+        return ring.num_scratch_slots(self.num_ranks) * self.num_tiles
+
+    def counter(self, slot: Int, m_idx: Int, n_idx: Int) -> Int:
+        """Arrival counter of a tile's partial sum in a slot."""
+        return (slot * self.num_m_tiles + m_idx) * self.num_n_tiles + n_idx
+
+    def num_sent_tiles(self, cta: Int) -> Int:
+        """Tiles of a CTA that belong to other ranks. They come first."""
+        return self.num_local_tiles(cta, self.num_ranks - 1)
+
+    def first_load(self, cta: Int, index: Int) -> Int:
+        """Pipeline steps of a CTA before those of its tile ``index``."""
+        num_own = maximum(index - self.num_sent_tiles(cta), 0)
+        return index * self.num_k_steps + num_own * self.num_addend_steps
+
+
+def make_scatter_protocol(
+    config: ScatterKernelConfig,
+    *,
+    num_ranks: int,
+    m_shard: int,
+    k: int,
+    n_shard: int,
+    num_sms: int,
+    itemsize: int = OPERAND_BYTES,
+) -> ScatterProtocol:
+    """Divide the work of a call whose ranks multiply ``[num_ranks * m_shard, k]`` by ``[k, n_shard]``.
+
+    ``itemsize`` is that of the wider type of partial sums and result.
+
+    Raises:
+      ValueError: there is no CTA to compute.
+    """
+    if num_sms < 1:
+        raise ValueError(f"{num_sms=} must be at least 1")
+    num_m_tiles = ceil_div(m_shard, config.cta_tile_m)
+    num_pieces = (config.tile_m // config.epi_tile_m) * (config.tile_n // config.piece_columns(itemsize))
+    return ScatterProtocol(
+        num_ranks=num_ranks,
+        num_m_tiles=num_m_tiles,
+        num_n_tiles=ceil_div(n_shard, config.cta_tile_n),
+        num_k_steps=ceil_div(k, config.tile_k),
+        group_width=min(config.grid_tile_width, num_m_tiles),
+        num_compute_ctas=num_sms,
+        num_addend_steps=ring.num_scratch_slots(num_ranks) * num_pieces,
     )

@@ -165,12 +165,12 @@ class Recorder:
         names = ("pl", "plgpu", "lax", "jnp")
         before = {
             name: getattr(mosaic_gpu_cta, name)
-            for name in (*names, "await_count", "_fence_async_proxy", "_store_clock")
+            for name in (*names, "await_count", "fence_async_proxy", "_store_clock")
         }
         for name in names:
             setattr(mosaic_gpu_cta, name, getattr(self, name))
         mosaic_gpu_cta.await_count = lambda ref: self.ops.append(("await", ref.index[0]))
-        mosaic_gpu_cta._fence_async_proxy = lambda: self.ops.append(("fence",))
+        mosaic_gpu_cta.fence_async_proxy = lambda: self.ops.append(("fence",))
         mosaic_gpu_cta._store_clock = lambda ref: self.ops.append(("stamp", *ref.index))
         try:
             yield
@@ -206,9 +206,9 @@ def record(
                 config, protocol, communicates=True, dtype=jnp.bfloat16, out_dtype=jnp.bfloat16
             )
             num_arrivals = {
-                name: value[0] for name, value in types_.items() if name not in ("out_smem", "pipeline_smem")
+                name: value[0] for name, value in types_.items() if name not in ("out_smem", "pipeline_views")
             }
-            refs = {name: Ref(name) for name in types_ if name not in ("out_smem", "pipeline_smem")}
+            refs = {name: Ref(name) for name in types_ if name not in ("out_smem", "pipeline_views")}
             body = mosaic_gpu_cta.Cta(
                 config=config,
                 protocol=protocol,
