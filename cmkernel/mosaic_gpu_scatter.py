@@ -119,13 +119,14 @@ def local_matmul_reduce_scatter(
     config: ScatterKernelConfig,
     out_dtype: jax.typing.DTypeLike | None = None,
     num_sms: int | None = None,
+    overlaid: bool = True,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Run the kernel of one rank on one device, without other ranks.
 
     lhs ``[m, k_shard]``, rhs ``[k_shard, n]``; received ``[D - 1, m / D, n]`` holds the partial sums of the other ranks,
     slot by slot, in the type that travels. Returns the rank's result ``[m / D, n]`` and what it would send, ``[D - 1,
-    m / D, n]`` step by step. ``interpret`` is passed to ``plgpu.kernel``.
+    m / D, n]`` step by step. ``interpret`` is passed to ``plgpu.kernel``; ``overlaid`` is an option of ``scatter_smem_types``.
     """
     call_ = Call.of(lhs, rhs, len(received) + 1, config, out_dtype, received.dtype, num_sms)
     _, rows, columns = call_.scratch_shape
@@ -148,7 +149,7 @@ def local_matmul_reduce_scatter(
             **smem,
         )
 
-    out, sent, _ = call_.run(body, *call_.padded(lhs, rhs), received, interpret=interpret)
+    out, sent, _ = call_.run(body, *call_.padded(lhs, rhs), received, overlaid=overlaid, interpret=interpret)
     return call_.sliced(out), call_.sliced(sent)
 
 
@@ -241,7 +242,7 @@ class Call:
         by_block = lhs.reshape(*lhs.shape[:-2], self.protocol.num_ranks, self.m_shard, lhs.shape[-1])
         return [padded(by_block, 8, unit), padded(rhs, unit, unit)]
 
-    def smem_types(self) -> dict[str, Any]:
+    def smem_types(self, *, overlaid: bool = True) -> dict[str, Any]:
         """Shared memory of a CTA."""
         return scatter_smem_types(
             self.config,
@@ -249,9 +250,17 @@ class Call:
             dtype=self.dtype,
             out_dtype=self.out_dtype,
             partial_dtype=self.partial_dtype,
+            overlaid=overlaid,
         )
 
-    def run(self, body: Any, *operands: jax.Array, num_virtual: int | None = None, interpret: Any = None) -> Any:
+    def run(
+        self,
+        body: Any,
+        *operands: jax.Array,
+        num_virtual: int | None = None,
+        overlaid: bool = True,
+        interpret: Any = None,
+    ) -> Any:
         """Launch the kernel: results are the sum and, with other ranks, partial sums received and staged.
 
         With ``num_virtual`` ranks on one GPU, each has its own results.
@@ -264,7 +273,7 @@ class Call:
             body,
             *operands,
             out_type=[jax.ShapeDtypeStruct((*ranks, *shape), dtype) for shape, dtype in shapes],
-            smem=self.smem_types(),
+            smem=self.smem_types(overlaid=overlaid),
             num_ctas=self.protocol.num_compute_ctas * (num_virtual or 1),
             name="ring_matmul_reduce_scatter_kernel",
             interpret=interpret,

@@ -60,8 +60,12 @@ def scatter_smem_types(
     dtype: Any,
     out_dtype: Any,
     partial_dtype: Any,
+    overlaid: bool = True,
 ) -> dict[str, Any]:
-    """Shared memory of one CTA: that of the all-gather, blocks to send, and partial sums in the pipeline's slots."""
+    """Shared memory of one CTA: that of the all-gather, blocks to send, and partial sums in the pipeline's slots.
+
+    Without ``overlaid`` nothing shares memory, and a CTA needs more than an SM has: for the race detector.
+    """
     num_slots, widest = config.max_concurrent_steps, widest_bytes(out_dtype, partial_dtype)
     piece = config.epi_tile_m, config.piece_columns(widest)
 
@@ -81,7 +85,11 @@ def scatter_smem_types(
     if communicates:
         # Behind lhs_smem, as rhs_smem: references in a dictionary are laid out in the order of their names.
         num_pieces = num_slots * config.num_slot_pieces(jnp.dtype(partial_dtype).itemsize, widest)
-        views.append({"lhs_smem": lhs_smem, "rhs_addends_smem": pieces(num_pieces, dtype=partial_dtype)})
+        addends_smem = pieces(num_pieces, dtype=partial_dtype)
+        if overlaid:
+            views.append({"lhs_smem": lhs_smem, "rhs_addends_smem": addends_smem})
+        else:
+            types["rhs_addends_smem"] = addends_smem
         block = SEND_BLOCK_ROWS, SEND_BLOCK_ROW_BYTES // jnp.dtype(partial_dtype).itemsize
         types |= {
             "send_smem": plgpu.SMEM((NUM_SEND_SLOTS, *block), partial_dtype),
@@ -91,8 +99,11 @@ def scatter_smem_types(
         }
         if jnp.dtype(partial_dtype) != jnp.dtype(out_dtype):
             partial_smem = pieces(*staged, dtype=partial_dtype)
-            # A tile is either sent or stored.
-            types["staging_views"] = plgpu.RefUnion({"out_smem": types.pop("out_smem")}, {"partial_smem": partial_smem})
+            if overlaid:  # A tile is either sent or stored.
+                out_smem = types.pop("out_smem")
+                types["staging_views"] = plgpu.RefUnion({"out_smem": out_smem}, {"partial_smem": partial_smem})
+            else:
+                types["partial_smem"] = partial_smem
     types["pipeline_views"] = plgpu.RefUnion(*views) if len(views) > 1 else views[0]
     return types
 
@@ -251,6 +262,8 @@ class ScatterCta(Cta):
                 load = first_load + (number * self.slots + received)
                 plgpu.barrier_wait(self.loaded.at[self.slot(load)])
                 total = total + self.addend(load, lax.axis_index("wg"))[...].astype(jnp.float32)
+                # The TMA unit must not write the slot before the threads have read it.
+                plgpu.commit_smem()
                 plgpu.barrier_arrive(self.released.at[self.slot(load)])
                 return total
 
@@ -328,6 +341,10 @@ class ScatterCta(Cta):
         if self.communicates:
             num_sent = self.num_sent_tiles
             pl.when((num_sent > 0) & (num_sent == self.num_local_tiles))(lambda: self.report_staged(num_sent - 1))
+            # A waiter must see every phase of a barrier.
+            pl.loop(jnp.maximum(num_sent - NUM_STAGED, 0), num_sent)(
+                lambda i: plgpu.barrier_wait(self.sent.at[lax.rem(i, NUM_STAGED)])
+            )
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # Shared memory must outlive the copies that read it.
 
     def move(self) -> None:

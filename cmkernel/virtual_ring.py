@@ -17,10 +17,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmkernel import hardware, ring
-from cmkernel.config import KernelConfig
+from cmkernel.config import KernelConfig, ScatterKernelConfig
 from cmkernel.integers import Int
 from cmkernel.mosaic_gpu import call, num_result_columns, padded, validate_operands
 from cmkernel.mosaic_gpu_cta import Cta, Delay, Ref, await_count, smem_types
+from cmkernel.mosaic_gpu_scatter import Call
+from cmkernel.mosaic_gpu_scatter_cta import ScatterCta
 from cmkernel.protocol import make_protocol
 
 
@@ -103,3 +105,70 @@ def virtual_ring_all_gather_matmul(
         num_ctas=num_ranks * num_ctas,
     )
     return out[:, :, :num_rows, :num_columns].reshape(num_ranks, num_ranks * num_rows, num_columns)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VirtualScatterCta(ScatterCta):
+    """A CTA of a reduce-scatter whose ranks share a GPU. ``counters`` holds the counters of all ranks, rank by rank."""
+
+    all_scratch_gmem: Ref
+
+    def scratch_of(self, rank: Int) -> Ref:
+        """Received partial sums of another rank."""
+        return self.all_scratch_gmem.at[rank]
+
+    def signal_rank(self, rank: Int, counter: Int) -> None:
+        """Count an arrival at another rank."""
+        pl.semaphore_signal(self.counters.at[rank * self.protocol.num_counters + counter])
+
+    def await_arrival(self, counter: Int) -> None:
+        """Wait until one of this rank's counters has been signalled."""
+        await_count(self.counters.at[self.rank * self.protocol.num_counters + counter])
+
+
+def virtual_ring_matmul_reduce_scatter(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    config: ScatterKernelConfig,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    partial_dtype: jax.typing.DTypeLike | None = None,
+    num_sms: int | None = None,
+    delay: Delay | None = None,
+) -> jax.Array:
+    """Compute on one GPU what D ranks would: ``reduce_scatter(lhs @ rhs)``.
+
+    lhs ``[D, m, k_shard]`` and rhs ``[D, k_shard, n]`` hold rank i's operands at index i; result ``[D, m / D, n]``. Each
+    rank gets ``num_sms // D`` CTAs. The rest is as for ``mosaic_gpu_scatter.ring_matmul_reduce_scatter``.
+
+    Raises:
+      ValueError: the operands don't fit each other, D is below 2, or a rank has no CTA.
+      NotImplementedError: as ``mosaic_gpu_scatter.ring_matmul_reduce_scatter``.
+    """
+    num_ranks = len(lhs)
+    if lhs.ndim != 3 or rhs.ndim != 3 or num_ranks != len(rhs) or num_ranks < 2:
+        raise ValueError(f"{lhs.shape=} and {rhs.shape=} must be [D, m, k_shard] and [D, k_shard, n], with D at least 2")
+    num_ctas = (hardware.num_sms() if num_sms is None else num_sms) // num_ranks
+    call_ = Call.of(lhs[0], rhs[0], num_ranks, config, out_dtype, partial_dtype, num_ctas)
+
+    def body(lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, staging_gmem, **smem) -> VirtualScatterCta:
+        rank = lax.div(lax.axis_index("sm"), num_ctas)
+        return VirtualScatterCta(
+            config=config,
+            protocol=call_.protocol,
+            communicates=True,
+            rank=rank,
+            index=lax.rem(lax.axis_index("sm"), num_ctas),
+            lhs_gmem=lhs_gmem.at[rank],
+            rhs_gmem=rhs_gmem.at[rank],
+            out_gmem=out_gmem.at[rank],
+            scratch_gmem=scratch_gmem.at[rank],
+            all_scratch_gmem=scratch_gmem,
+            staging_gmem=staging_gmem.at[rank],
+            counters=pl.get_global(plgpu.SemaphoreType.REGULAR((num_ranks * call_.protocol.num_counters,))),
+            delay=delay,
+            **smem,
+        )
+
+    out, _, _ = call_.run(body, *call_.padded(lhs, rhs), num_virtual=num_ranks)
+    return call_.sliced(out)
