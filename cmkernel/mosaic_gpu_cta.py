@@ -74,7 +74,6 @@ def smem_types(
     config: KernelConfig, protocol: Protocol, *, communicates: bool, dtype: Any, out_dtype: Any
 ) -> dict[str, Any]:
     """Shared memory of one CTA: the pipeline's slots and barriers, and the staging buffers of results."""
-
     num_slots = config.max_concurrent_steps
     epi_tile = config.epi_tile_m, epilogue_columns(config, out_dtype)
     # wgmma needs the same swizzle for both operands.

@@ -33,7 +33,7 @@ from cmkernel.config import (
     ScatterKernelConfig,
 )
 from cmkernel.integers import Int
-from cmkernel.mosaic_gpu_cta import LOAD_WARP, SEND_WARP, WHOLE, Cta, Part, Ref, swizzled
+from cmkernel.mosaic_gpu_cta import LOAD_WARP, SEND_WARP, Cta, Part, Ref, swizzled
 from cmkernel.protocol import ScatterProtocol
 
 # Staging buffers of a CTA.
@@ -171,7 +171,9 @@ class ScatterCta(Cta):
     def pieces(self) -> list[tuple[int, int]]:
         """Row and column in a warpgroup's tile of each piece that the epilogue handles at a time."""
         config = self.config
-        return list(itertools.product(range(0, config.tile_m, config.epi_tile_m), range(0, config.tile_n, self.columns)))
+        return list(
+            itertools.product(range(0, config.tile_m, config.epi_tile_m), range(0, config.tile_n, self.columns))
+        )
 
     # The loading warp.
 
@@ -229,7 +231,9 @@ class ScatterCta(Cta):
             self.store(acc_ref[...], self.out_smem, block_gmem, row, column, tile_n=self.columns)
             return
         is_own = step == self.protocol.num_ranks - 1
-        lax.cond(is_own, lambda: self.add_and_store(acc_ref, i, row, column), lambda: self.stage(acc_ref, i, row, column))
+        lax.cond(
+            is_own, lambda: self.add_and_store(acc_ref, i, row, column), lambda: self.stage(acc_ref, i, row, column)
+        )
 
     def stage(self, acc_ref: Ref, i: Int, row: Int, column: Int) -> None:
         """Leave a tile's accumulator in a staging buffer, rounded to the partial sums' type."""
@@ -322,9 +326,7 @@ class ScatterCta(Cta):
 
                 @pl.when(step == static_step)
                 def _send(owner=owner, static_step=static_step):
-                    plgpu.copy_smem_to_gmem(
-                        self.send_smem.at[slot], self.scratch_of(owner).at[(static_step, *target)]
-                    )
+                    plgpu.copy_smem_to_gmem(self.send_smem.at[slot], self.scratch_of(owner).at[(static_step, *target)])
 
             @pl.when(block + NUM_SEND_SLOTS < num_blocks)
             def _refill():

@@ -147,7 +147,9 @@ def virtual_ring_matmul_reduce_scatter(
     """
     num_ranks = len(lhs)
     if lhs.ndim != 3 or rhs.ndim != 3 or num_ranks != len(rhs) or num_ranks < 2:
-        raise ValueError(f"{lhs.shape=} and {rhs.shape=} must be [D, m, k_shard] and [D, k_shard, n], with D at least 2")
+        raise ValueError(
+            f"{lhs.shape=} and {rhs.shape=} must be [D, m, k_shard] and [D, k_shard, n], with D at least 2"
+        )
     num_ctas = (hardware.num_sms() if num_sms is None else num_sms) // num_ranks
     call_ = Call.of(lhs[0], rhs[0], num_ranks, config, out_dtype, partial_dtype, num_ctas)
 

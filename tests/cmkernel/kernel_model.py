@@ -164,8 +164,7 @@ class Recorder:
     def installed(self):
         names = ("pl", "plgpu", "lax", "jnp")
         before = {
-            name: getattr(mosaic_gpu_cta, name)
-            for name in (*names, "await_count", "fence_async_proxy", "_store_clock")
+            name: getattr(mosaic_gpu_cta, name) for name in (*names, "await_count", "fence_async_proxy", "_store_clock")
         }
         for name in names:
             setattr(mosaic_gpu_cta, name, getattr(self, name))
