@@ -5,7 +5,7 @@
 
 from cmkernel.api import all_gather_matmul, matmul_reduce_scatter
 from cmkernel.choice import Choice, choose_implementation
-from cmkernel.config import KernelConfig, MatmulDimension, PpermuteConfig, SimpleKernelConfig
+from cmkernel.config import KernelConfig, MatmulDimension, PpermuteConfig, ScatterKernelConfig, SimpleKernelConfig
 from cmkernel.cost import Links
 from cmkernel.tuned import Table
 
@@ -15,6 +15,7 @@ __all__ = [
     "Links",
     "MatmulDimension",
     "PpermuteConfig",
+    "ScatterKernelConfig",
     "SimpleKernelConfig",
     "Table",
     "all_gather_matmul",

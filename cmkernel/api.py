@@ -146,16 +146,19 @@ def matmul_reduce_scatter(
 
     Differentiable in reverse mode (``cmkernel.gradient``). ``d_lhs`` is an ``all_gather_matmul`` of the cotangent and
     ``rhs^T`` by the same implementation (``auto`` chooses anew). The cotangent that this gathers also serves ``d_rhs``,
-    a local matmul: one gather, which overlaps with the multiply for ``d_lhs``. ``jax.jvp`` raises.
+    a local matmul: one gather, which overlaps with the multiply for ``d_lhs``. ``jax.jvp`` raises. With ``mosaic_gpu``,
+    ``jax.vmap`` and second derivatives raise too.
 
     Args:
       lhs: All rows of the left operand, and this rank's columns of it.
       rhs: This rank's rows of the right operand.
       axis_name: Mesh axis that k is sharded over and the result's rows are scattered over, or two axes, of which the
         first one counts slower. The ``mosaic_gpu`` kernel needs a single axis over all devices.
-      implementation: ``ppermute`` (portable ring) and ``xla`` (matmul, then ``psum_scatter``) run exactly that.
-        ``auto`` takes what the cost model expects to be fastest, and logs why.
-      config: ``PpermuteConfig`` for ``ppermute``. By default chosen from the shape: ``cmkernel.tuned``.
+      implementation: ``mosaic_gpu`` (one Pallas kernel, Hopper, f16 or bf16), ``ppermute`` (portable ring) and ``xla``
+        (matmul, then ``psum_scatter``) run exactly that or raise. ``auto`` takes what the cost model expects to be
+        fastest, and logs why; where ``mosaic_gpu`` can't run, ``ppermute``.
+      config: ``ScatterKernelConfig`` for ``mosaic_gpu``, ``PpermuteConfig`` for ``ppermute``. By default chosen from the
+        shape: ``cmkernel.tuned``.
       table: Tuned configs to choose from, by default those shipped with this package. Must be the same on every rank.
       out_dtype: Dtype of the result: the operands' (the default) or float32.
       partial_dtype: What travels: the operands' dtype (the default, as in PyTorch, TransformerEngine and Megatron) or
@@ -167,7 +170,7 @@ def matmul_reduce_scatter(
     Raises:
       ValueError: The operands or ``config`` break a rule: rows that don't divide among the ranks, mixed dtypes, an
         implementation that this operation hasn't. The message names the value and the rule.
-      NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh.
+      NotImplementedError: as ``all_gather_matmul``.
     """
     choice = choose_implementation(
         lhs,

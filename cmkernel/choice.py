@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from cmkernel import cost, hardware
@@ -24,6 +25,7 @@ from cmkernel.operands import (
 )
 from cmkernel.performance_model import modelled_calls_us, simple_heuristic_config
 from cmkernel.ring import TwoLevelRing
+from cmkernel.scatter_model import modelled_scatter_calls_us
 from cmkernel.tuned import Chosen, Shape, Table, choose_config
 
 if TYPE_CHECKING:
@@ -72,7 +74,8 @@ def choose_implementation(
     if op not in get_args(Op):
         raise ValueError(f"{op=} must be one of {', '.join(get_args(Op))}")
     validate_operands(lhs, rhs, lhs.dtype if out_dtype is None else out_dtype, op)
-    validate_partial_dtype(lhs, lhs.dtype if partial_dtype is None else partial_dtype)
+    partial_dtype = lhs.dtype if partial_dtype is None else partial_dtype
+    validate_partial_dtype(lhs, partial_dtype)
     if op == "matmul_reduce_scatter":
         validate_scattered_rows(lhs, axis_name)
     if implementation not in IMPLEMENTATIONS[op]:
@@ -95,14 +98,16 @@ def choose_implementation(
         return _configured(implementation, "named", config, shape, table)
     if implementation == "mosaic_gpu_simple" and out_dtype is not None and out_dtype != lhs.dtype:
         raise NotImplementedError(
-            f"{implementation=} gives lhs.dtype={lhs.dtype}, not out_dtype={jax.numpy.dtype(out_dtype)}"
+            f"{implementation=} gives lhs.dtype={lhs.dtype}, not out_dtype={jnp.dtype(out_dtype)}"
         )
     if isinstance(config, SimpleKernelConfig):
         validate_shape(config, m_shard=shape.m_shard, k=shape.k, n_shard=shape.n_shard)
-    if (reason := _refusal(lhs, axis_name, hosts, op)) is None:
+    if (reason := kernel_refusal(lhs, axis_name, hosts)) is None:
         validate_shard_map(axis_name)
         if implementation == "auto" and config is None:
-            return _fastest(shape, table)
+            return _fastest(
+                shape, table, jax.numpy.dtype(lhs.dtype if partial_dtype is None else partial_dtype).itemsize
+            )
         reason = "named" if implementation != "auto" else "its config is named"
         return _configured(kernel, reason, config, shape, table)
     if implementation != "auto":
@@ -128,17 +133,14 @@ def _shape(lhs: jax.Array, rhs: jax.Array, axis_name: AxisName, op: Op) -> Shape
     )
 
 
-def _refusal(lhs: jax.Array, axis_name: AxisName, hosts: TwoLevelRing | None, op: Op) -> str | None:
-    """Return why no kernel of ``op`` can run here with any tiles, or ``None``."""
-    if op == "matmul_reduce_scatter":
-        return f'it has no {op} yet; use implementation="ppermute"'
-    return kernel_refusal(lhs, axis_name, hosts)
-
-
-def _fastest(shape: Shape, table: Table | None) -> Choice:
+def _fastest(shape: Shape, table: Table | None, partial_bytes: int) -> Choice:
     """Choose for ``auto`` where every implementation can run."""
-    heuristic = _choose_config("mosaic_gpu", shape, Table())
-    times_us = modelled_calls_us(heuristic.config, **shape.sizes, num_sms=hardware.num_sms())  # type: ignore[arg-type]
+    config: Any = _choose_config("mosaic_gpu", shape, Table()).config
+    sizes = {**shape.sizes, "num_sms": hardware.num_sms()}
+    if shape.op == "all_gather_matmul":
+        times_us = modelled_calls_us(config, **sizes)
+    else:
+        times_us = modelled_scatter_calls_us(config, **sizes, partial_bytes=partial_bytes)
     fastest: Any = min(times_us, key=lambda name: times_us[name])
     expected = ", ".join(f"{name} {time_us:.0f} us" for name, time_us in sorted(times_us.items()))
     reason = f"expected to be the fastest: {expected}"

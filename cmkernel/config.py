@@ -195,8 +195,8 @@ class ScatterKernelConfig(TileConfig):
         super().__post_init__()
         if self.epi_tile_n % 32:
             raise ValueError(
-                f"epi_tile_n={self.epi_tile_n} must be a multiple of 32: beside a float32 type a piece has half as many "
-                "columns, and a swizzled row of them at least 32 bytes"
+                f"epi_tile_n={self.epi_tile_n} must be a multiple of 32: beside a float32 type a piece has half as "
+                "many columns, and a swizzled row of them at least 32 bytes"
             )
         slot, piece = self.tile_k * self.cta_tile_n, self.epi_tile_m * self.epi_tile_n
         if slot % piece or slot < NUM_COMPUTE_WARPGROUPS * piece:
@@ -212,7 +212,7 @@ class ScatterKernelConfig(TileConfig):
             )
 
     def num_slot_pieces(self, itemsize: int, widest: int) -> int:
-        """Pieces that the rhs of a pipeline slot has room for, of a type of ``itemsize`` bytes beside the ``widest``."""
+        """Pieces of a type of ``itemsize`` bytes, beside one of ``widest``, in the rhs of a pipeline slot."""
         piece_bytes = self.epi_tile_m * self.piece_columns(widest) * itemsize
         return self.tile_k * self.cta_tile_n * OPERAND_BYTES // piece_bytes
 

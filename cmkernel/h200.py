@@ -33,6 +33,8 @@ MULTIPLY_ADD_US = 0.68 / (128 * 256 * 64)
 """Time of one multiply-add (one row, one column and one element of k) in a CTA tile of 128 x 256."""
 MEMORY_BYTES_PER_US = 4.0e6
 """Rate of reading weights that don't stay in the L2, and of what a copy reads and writes."""
+LINK_BYTES_PER_US = 260e3
+"""Rate of NVLink to the other GPUs together, where enough senders share it."""
 ARRIVAL_US = 5.0
 """Time from the last copy to the multiply."""
 ONE_WAVE_DELAY = 1 / 3

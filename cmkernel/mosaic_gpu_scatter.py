@@ -124,9 +124,10 @@ def local_matmul_reduce_scatter(
 ) -> tuple[jax.Array, jax.Array]:
     """Run the kernel of one rank on one device, without other ranks.
 
-    lhs ``[m, k_shard]``, rhs ``[k_shard, n]``; received ``[D - 1, m / D, n]`` holds the partial sums of the other ranks,
-    slot by slot, in the type that travels. Returns the rank's result ``[m / D, n]`` and what it would send, ``[D - 1,
-    m / D, n]`` step by step. ``interpret`` is passed to ``plgpu.kernel``; ``overlaid`` is an option of ``scatter_smem_types``.
+    lhs ``[m, k_shard]``, rhs ``[k_shard, n]``; received ``[D - 1, m / D, n]`` holds the partial sums of the other
+    ranks, slot by slot, in the type that travels. Returns the rank's result ``[m / D, n]`` and what it would send,
+    ``[D - 1, m / D, n]`` step by step. ``interpret`` is passed to ``plgpu.kernel``; ``overlaid`` is an option of
+    ``scatter_smem_types``.
     """
     call_ = Call.of(lhs, rhs, len(received) + 1, config, out_dtype, received.dtype, num_sms)
     _, rows, columns = call_.scratch_shape

@@ -1,10 +1,10 @@
 """CTAs of the reduce-scatter form of ``mosaic_gpu``: what they do otherwise than those of the all-gather.
 
 Loads, pipeline, multiply and epilogue are those of ``mosaic_gpu_cta``. All operands are local, so no load waits for
-another rank. A CTA leaves each tile of another rank, rounded once, in a staging buffer in its GPU's memory, and goes on.
-Meanwhile its sending warp copies the tile to its owner, through two small blocks of shared memory, and signals it when
-it has landed. A buffer is given back when it has been sent; there are two, so the multiply waits only for a link that is
-slower than itself.
+another rank. A CTA leaves each tile of another rank, rounded once, in a staging buffer in its GPU's memory, and goes
+on. Meanwhile its sending warp copies the tile to its owner, through two small blocks of shared memory, and signals it
+when it has landed. A buffer is given back when it has been sent; there are two, so the multiply waits only for a link
+that is slower than itself.
 
 To a tile of its own, the loading warp appends what the others sent for it: pieces of partial sums take the slots of the
 pipeline as if they were further k steps. The compute warpgroups add them in the order of the slots, in float32.
@@ -112,8 +112,8 @@ def scatter_smem_types(
 class ScatterCta(Cta):
     """One CTA of a reduce-scatter. ``scratch_gmem`` ``[D - 1, m_shard, n]`` holds the received partial sums."""
 
-    config: ScatterKernelConfig
-    protocol: ScatterProtocol
+    config: ScatterKernelConfig  # type: ignore[assignment]
+    protocol: ScatterProtocol  # type: ignore[assignment]
     staging_gmem: Ref = None  # [CTAs * NUM_STAGED, cta_tile_m, cta_tile_n]
     partial_smem: Ref = None
     rhs_addends_smem: Ref = None
@@ -170,10 +170,8 @@ class ScatterCta(Cta):
 
     def pieces(self) -> list[tuple[int, int]]:
         """Row and column in a warpgroup's tile of each piece that the epilogue handles at a time."""
-        config = self.config
-        return list(
-            itertools.product(range(0, config.tile_m, config.epi_tile_m), range(0, config.tile_n, self.columns))
-        )
+        rows = range(0, self.config.tile_m, self.config.epi_tile_m)
+        return list(itertools.product(rows, range(0, self.config.tile_n, self.columns)))
 
     # The loading warp.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from cmkernel import gradient, mosaic_gpu, mosaic_gpu_simple, ppermute, xla
+from cmkernel import gradient, mosaic_gpu, mosaic_gpu_scatter, mosaic_gpu_simple, ppermute, xla
 from cmkernel.choice import Choice, Implementation, choose_implementation
 from cmkernel.operands import AxisName, find_hosts
 from cmkernel.tuned import Table
@@ -24,6 +24,7 @@ _RINGS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "ppermute_two_level": (ppermute.two_level_all_gather_matmul, ppermute.two_level_all_gather_matmul_with_received),
 }
 _SCATTERS: dict[str, Callable[..., Any]] = {
+    "mosaic_gpu": mosaic_gpu_scatter.ring_matmul_reduce_scatter,
     "ppermute": ppermute.ring_matmul_reduce_scatter,
     "xla": xla.dot_then_reduce_scatter,
 }
@@ -31,7 +32,7 @@ _KERNELS = ("mosaic_gpu", "mosaic_gpu_simple")
 # Implementation that the backward pass of an all_gather_matmul runs its reduce-scatter by.
 _SCATTER_OF: dict[Implementation, Implementation] = {
     "auto": "auto",
-    "mosaic_gpu": "xla",
+    "mosaic_gpu": "mosaic_gpu",
     "mosaic_gpu_simple": "xla",
     "ppermute": "ppermute",
     "ppermute_two_level": "xla",

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from cmkernel import h200
-from cmkernel.config import OPERAND_BYTES, KernelConfig, MatmulDimension, SimpleKernelConfig, validate_shape
+from cmkernel.config import OPERAND_BYTES, KernelConfig, MatmulDimension, SimpleKernelConfig, TileConfig, validate_shape
 from cmkernel.integers import ceil_div
 
 H200_NUM_SMS = h200.NUM_SMS
@@ -64,7 +64,9 @@ def _ways_to_send(
 ) -> Iterator[KernelConfig]:
     """Configs of a CTA tile that the heuristic considers."""
     tile_m, tile_n, wg_dimension = tiles
-    deepest = _deepest(KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, num_chunks=_CHUNKS))
+    deepest = with_deepest_pipeline(
+        KernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension, num_chunks=_CHUNKS)
+    )
     for num_comm_ctas in (*(_COMM_CTAS if num_ranks > 1 else ()), 0):
         if num_comm_ctas >= num_sms:
             continue
@@ -79,11 +81,11 @@ def _ways_to_send(
             yield dataclasses.replace(config, num_in_tile_chunks=1)
 
 
-def is_modelled(config: KernelConfig) -> bool:
+def is_modelled(config: TileConfig) -> bool:
     """True if ``modelled_us`` and ``rates`` know the config's tiles, and their halves if the last wave is split."""
     tiles = config.tile_m, config.tile_n, config.wg_dimension
     return tiles in h200.STEP_TIMES | h200.OTHER_STEP_TIMES and (
-        not config.split_last_wave or config.tile_n in h200.HALF_TIMES
+        not getattr(config, "split_last_wave", False) or config.tile_n in h200.HALF_TIMES
     )
 
 
@@ -95,7 +97,7 @@ def modelled_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num
     """
     sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
     num_waves, num_k_steps = _num_waves(config, **sizes), ceil_div(k, config.tile_k)
-    step_us = _step_us(config)
+    step_us = tile_step_us(config)
     tile_us = num_k_steps * step_us
     multiply_us = max(num_waves * tile_us, _read_us(config, m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=num_ranks))
     if num_ranks == 1:
@@ -141,7 +143,7 @@ def rates(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks
         )
     sizes = {"m_shard": m_shard, "n_shard": n_shard, "num_ranks": num_ranks}
     num_steps = _num_waves(config, **sizes, num_sms=num_sms) * ceil_div(k, config.tile_k)
-    step_us = max(_step_us(config), _read_us(config, **sizes, k=k) / num_steps)
+    step_us = max(tile_step_us(config), _read_us(config, **sizes, k=k) / num_steps)
     if num_ranks > 1:
         step_us *= _in_tile_factor(config)
     return Rates(
@@ -171,8 +173,8 @@ def modelled_calls_us(
             + modelled_us(config, m_shard=m_shard, num_ranks=num_ranks, **sizes)
         ),
         # Before ppermute: `auto` takes the first of equals, and xla has a single exchange and multiply.
-        "xla": gather_us + _gemm_us(m=num_ranks * m_shard, **sizes),
-        "ppermute": (num_ranks - 1) * exchange_us + num_ranks * _gemm_us(m=m_shard, **sizes),
+        "xla": gather_us + gemm_us(m=num_ranks * m_shard, **sizes),
+        "ppermute": (num_ranks - 1) * exchange_us + num_ranks * gemm_us(m=m_shard, **sizes),
     }
 
 
@@ -185,7 +187,7 @@ def _padding_us(config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num
     return 2 * copied * OPERAND_BYTES / h200.MEMORY_BYTES_PER_US
 
 
-def _gemm_us(*, m: int, k: int, n_shard: int, num_sms: int) -> float:
+def gemm_us(*, m: int, k: int, n_shard: int, num_sms: int) -> float:
     """Time of a local multiply ``[m, k] @ [k, n_shard]`` by the best library, taken as the best of these tiles."""
     sizes = {"m_shard": m, "n_shard": n_shard, "num_ranks": 1, "num_sms": num_sms}
 
@@ -197,7 +199,8 @@ def _gemm_us(*, m: int, k: int, n_shard: int, num_sms: int) -> float:
     return max(min(waves_us(*tiles) for tiles in h200.STEP_TIMES), read_us)
 
 
-def _step_us(config: KernelConfig) -> float:
+def tile_step_us(config: TileConfig) -> float:
+    """Time of a k step of a tile, for the tiles that are modelled."""
     tiles = config.tile_m, config.tile_n, config.wg_dimension
     relative = (h200.STEP_TIMES | h200.OTHER_STEP_TIMES)[tiles]
     return h200.MULTIPLY_ADD_US * 128 * 256 * config.tile_k * relative
@@ -239,7 +242,7 @@ def simple_heuristic_config(*, m_shard: int, k: int, n_shard: int) -> SimpleKern
     raise last_error
 
 
-def _deepest(config: KernelConfig) -> KernelConfig:
+def with_deepest_pipeline[ConfigT: TileConfig](config: ConfigT) -> ConfigT:
     """Give the tiles as many slots as fit, up to the number that helps."""
     for num_steps in range(_MAX_CONCURRENT_STEPS, config.max_concurrent_steps, -1):
         try:

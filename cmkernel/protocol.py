@@ -185,10 +185,10 @@ def make_protocol(
 class ScatterProtocol(Walk):
     """Division of work of one ``matmul_reduce_scatter``, the same on every rank.
 
-    The tiles of device step s belong to the rank ``ring.scattered_block``; the own ones come last. The CTA that computes
-    a tile of another rank also sends it, into that rank's slot s. The tile has a counter there, which it signals once.
-    A rank adds what the others sent to a tile of its own when all of them have arrived. Nobody waits for another rank
-    before its last step, so nobody waits in a circle.
+    The tiles of device step s belong to the rank ``ring.scattered_block``; the own ones come last. The CTA that
+    computes a tile of another rank also sends it, into that rank's slot s. The tile has a counter there, which it
+    signals once. A rank adds what the others sent to a tile of its own when all of it has arrived. Nobody waits for
+    another rank before its last step, so nobody waits in a circle.
     """
 
     num_addend_steps: int

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from cmkernel.config import Config, KernelConfig, Op, PpermuteConfig, from_plain, to_plain
+from cmkernel.config import Config, KernelConfig, Op, PpermuteConfig, ScatterKernelConfig, from_plain, to_plain
 from cmkernel.cost import ITEMSIZE
 from cmkernel.performance_model import heuristic_config, is_modelled, modelled_us
+from cmkernel.scatter_model import modelled_scatter_us, scatter_heuristic_config
 
 SHIPPED_PATH = Path(__file__).with_name("tuned.jsonl")
 # An entry serves shapes of which every size differs from its own by at most this factor.
@@ -227,24 +228,33 @@ def _distance(a: Shape, b: Shape) -> float:
 
 def _fits(config: Config, num_sms: int | None) -> bool:
     """True if the config leaves a device of ``num_sms`` SMs at least one SM to compute."""
+    if isinstance(config, ScatterKernelConfig):
+        return num_sms is not None
     return not isinstance(config, KernelConfig) or (num_sms is not None and config.num_comm_ctas < num_sms)
 
 
 def _serves(entry: Entry, shape: Shape, num_sms: int | None) -> bool:
     if not _fits(entry.config, num_sms):
         return False
-    if not isinstance(entry.config, KernelConfig):
+    if not isinstance(entry.config, KernelConfig | ScatterKernelConfig):
         return True
     assert num_sms is not None
-    heuristic = heuristic_config(**shape.sizes, num_sms=num_sms)
-    if heuristic != heuristic_config(**entry.shape.sizes, num_sms=num_sms) or not is_modelled(entry.config):
+    heuristic = _heuristic(entry.implementation, shape, num_sms)
+    if heuristic != _heuristic(entry.implementation, entry.shape, num_sms) or not is_modelled(entry.config):
         return False
     sizes = {**shape.sizes, "num_sms": num_sms}
-    return modelled_us(entry.config, **sizes) <= _MAX_SLOWDOWN * modelled_us(heuristic, **sizes)
+    return _modelled_us(entry.config, sizes) <= _MAX_SLOWDOWN * _modelled_us(heuristic, sizes)
+
+
+def _modelled_us(config: Any, sizes: dict[str, int]) -> float:
+    if isinstance(config, ScatterKernelConfig):
+        return modelled_scatter_us(config, **sizes)
+    return modelled_us(config, **sizes)
 
 
 def _heuristic(implementation: str, shape: Shape, num_sms: int | None) -> Config:
     if implementation == "ppermute":
         return PpermuteConfig()
     assert num_sms is not None
-    return heuristic_config(**shape.sizes, num_sms=num_sms)
+    heuristic = heuristic_config if shape.op == "all_gather_matmul" else scatter_heuristic_config
+    return heuristic(**shape.sizes, num_sms=num_sms)

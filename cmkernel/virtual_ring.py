@@ -1,4 +1,4 @@
-"""``mosaic_gpu`` for D ranks on a single GPU: the ring on real hardware where D GPUs aren't available.
+"""The kernels of ``mosaic_gpu`` for D ranks on a single GPU: on real hardware where D GPUs aren't available.
 
 Each virtual rank is a share of the GPU's CTAs with its own operands, scratch memory and counters. The kernel's body is
 the same, except that a neighbour is memory of the same GPU. Timing therefore says nothing. Copies, waits and signals
@@ -138,8 +138,8 @@ def virtual_ring_matmul_reduce_scatter(
 ) -> jax.Array:
     """Compute on one GPU what D ranks would: ``reduce_scatter(lhs @ rhs)``.
 
-    lhs ``[D, m, k_shard]`` and rhs ``[D, k_shard, n]`` hold rank i's operands at index i; result ``[D, m / D, n]``. Each
-    rank gets ``num_sms // D`` CTAs. The rest is as for ``mosaic_gpu_scatter.ring_matmul_reduce_scatter``.
+    lhs ``[D, m, k_shard]`` and rhs ``[D, k_shard, n]`` hold rank i's operands at index i; result ``[D, m / D, n]``.
+    Each rank gets ``num_sms // D`` CTAs. The rest is as for ``mosaic_gpu_scatter.ring_matmul_reduce_scatter``.
 
     Raises:
       ValueError: the operands don't fit each other, D is below 2, or a rank has no CTA.
