@@ -157,8 +157,8 @@ def matmul_reduce_scatter(
       implementation: ``mosaic_gpu`` (one Pallas kernel, Hopper, f16 or bf16), ``ppermute`` (portable ring) and ``xla``
         (matmul, then ``psum_scatter``) run exactly that or raise. ``auto`` takes what the cost model expects to be
         fastest, and logs why; where ``mosaic_gpu`` can't run, ``ppermute``.
-      config: ``ScatterKernelConfig`` for ``mosaic_gpu``, ``PpermuteConfig`` for ``ppermute``. By default chosen from the
-        shape: ``cmkernel.tuned``.
+      config: ``ScatterKernelConfig`` for ``mosaic_gpu``, ``PpermuteConfig`` for ``ppermute``. By default chosen from
+        the shape: ``cmkernel.tuned``.
       table: Tuned configs to choose from, by default those shipped with this package. Must be the same on every rank.
       out_dtype: Dtype of the result: the operands' (the default) or float32.
       partial_dtype: What travels: the operands' dtype (the default, as in PyTorch, TransformerEngine and Megatron) or

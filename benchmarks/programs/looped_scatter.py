@@ -31,11 +31,13 @@ from cmkernel.config import SEND_BLOCK_ROW_BYTES, SEND_BLOCK_ROWS, MatmulDimensi
 from cmkernel.mosaic_gpu_cta import await_count
 from cmkernel.mosaic_gpu_scatter import Call
 from cmkernel.mosaic_gpu_scatter_cta import ScatterCta
+from cmkernel.scatter_model import scatter_heuristic_config
 from jobs.measure.profile import profile
 
 CTA_GBYTES_PER_S, LINK_GBYTES_PER_S, SIGNAL_NS = 20, 260, 1000
 BLOCK_BYTES = SEND_BLOCK_ROWS * SEND_BLOCK_ROW_BYTES
 SHAPES = [(1024, 4096, 4096)]
+CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 
 
 def asm(ptx, *refs):
@@ -121,6 +123,7 @@ def align():
 
 
 CONFIGS = {
+    "heuristic": None,
     "default": ScatterKernelConfig(),
     "wide 16": ScatterKernelConfig(grid_tile_width=16),
     "64x192": ScatterKernelConfig(tile_n=192),
@@ -134,7 +137,9 @@ def check(function, steps, lhs, rhs, num_ranks, partial_dtype):
     result = function(lhs, rhs, steps)
     side_by_side = jnp.concatenate(jnp.split(lhs, num_ranks), axis=1)
     stacked = jnp.concatenate([rhs] * num_ranks)
-    compare = jax.jit(functools.partial(reference.compare_reduced, num_ranks=num_ranks, partial_dtype=partial_dtype))
+    compare = functools.partial(reference.compare_reduced, num_ranks=num_ranks, partial_dtype=partial_dtype)
+    # XLA tunes GEMMs of its own at compilation, which takes long.
+    compare = jax.jit(compare, compiler_options=CUBLAS)
     return int(compare(result, side_by_side, stacked).num_wrong)
 
 
@@ -150,13 +155,13 @@ def measure(shape, num_ranks, names, partial_dtype, count):
     dot = functools.partial(jnp.dot, preferred_element_type=jnp.bfloat16)
     calls = [
         (jax.jit(dot), sets),
-        (jax.jit(dot, compiler_options={"xla_gpu_enable_triton_gemm": False}), sets),
+        (jax.jit(dot, compiler_options=CUBLAS), sets),
     ]
     num_wrong = {}
     for name in names:
-        function = jax.jit(
-            functools.partial(looped, num_ranks=num_ranks, config=CONFIGS[name], partial_dtype=partial_dtype)
-        )
+        sizes = {"m_shard": m_shard, "k": k, "n_shard": n, "num_ranks": num_ranks, "num_sms": hardware.num_sms()}
+        config = CONFIGS[name] or scatter_heuristic_config(**sizes)
+        function = jax.jit(functools.partial(looped, num_ranks=num_ranks, config=config, partial_dtype=partial_dtype))
         num_wrong[name] = check(function, paced, *sets[0], num_ranks, partial_dtype)
         calls.append((lambda lhs, rhs, function=function: function(lhs, rhs, paced), sets))
         calls.append((lambda lhs, rhs, function=function: function(lhs, rhs, free), sets))
@@ -181,7 +186,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("shapes", nargs="*", default=[",".join(map(str, shape)) for shape in SHAPES])
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8])
-    parser.add_argument("--configs", nargs="*", default=["default"], choices=list(CONFIGS))
+    parser.add_argument("--configs", nargs="*", default=["heuristic"], choices=list(CONFIGS))
     parser.add_argument("--partials", default="bfloat16")
     parser.add_argument("--count", type=int, default=12)
     options = parser.parse_args()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import types
 from typing import Any
@@ -52,7 +53,10 @@ class Ref:
 
 
 class _Value:
-    """A value nobody looks at."""
+    """A value nobody looks at but for its shape."""
+
+    def __init__(self, shape=None):
+        self.shape = shape
 
     def __getitem__(self, index):
         return self
@@ -71,7 +75,7 @@ class _Acc:
         self.shape = shape
 
     def __getitem__(self, index):
-        return _Value()
+        return _Value(self.shape)
 
 
 @dataclasses.dataclass
@@ -154,6 +158,9 @@ class Recorder:
             rem=lambda a, b: a % b,
             div=lambda a, b: a // b,
             cond=lambda condition, yes, no: yes() if condition else no(),
+            fori_loop=lambda lower, upper, body, value: functools.reduce(
+                lambda value, i: body(i, value), range(lower, upper), value
+            ),
             axis_index=lambda name: self.wg,
         )
         self.jnp = types.SimpleNamespace(
@@ -161,21 +168,23 @@ class Recorder:
         )
 
     @contextlib.contextmanager
-    def installed(self):
-        names = ("pl", "plgpu", "lax", "jnp")
-        before = {
-            name: getattr(mosaic_gpu_cta, name) for name in (*names, "await_count", "fence_async_proxy", "_store_clock")
-        }
-        for name in names:
-            setattr(mosaic_gpu_cta, name, getattr(self, name))
+    def installed(self, *others):
+        """Stand for the modules in ``mosaic_gpu_cta`` and in ``others``, which import the same ones."""
+        names, functions = ("pl", "plgpu", "lax", "jnp"), ("await_count", "fence_async_proxy", "_store_clock")
+        places = [(module, name) for module in (mosaic_gpu_cta, *others) for name in names]
+        places += [(mosaic_gpu_cta, name) for name in functions]
+        before = [(module, name, getattr(module, name)) for module, name in places]
+        for module in (mosaic_gpu_cta, *others):
+            for name in names:
+                setattr(module, name, getattr(self, name))
         mosaic_gpu_cta.await_count = lambda ref: self.ops.append(("await", ref.index[0]))
         mosaic_gpu_cta.fence_async_proxy = lambda: self.ops.append(("fence",))
         mosaic_gpu_cta._store_clock = lambda ref: self.ops.append(("stamp", *ref.index))
         try:
             yield
         finally:
-            for name, value in before.items():
-                setattr(mosaic_gpu_cta, name, value)
+            for module, name, value in before:
+                setattr(module, name, value)
 
 
 @dataclasses.dataclass
@@ -189,6 +198,10 @@ class Recording:
     k: int
     warps: list[Warp]
     num_arrivals: dict[str, int]
+    machine: Any = None  # Class of the machine that runs this, by default ``Machine``.
+
+    def start(self) -> Machine:
+        return (self.machine or Machine)(self)
 
 
 def record(
@@ -204,10 +217,8 @@ def record(
             types_ = mosaic_gpu_cta.smem_types(
                 config, protocol, communicates=True, dtype=jnp.bfloat16, out_dtype=jnp.bfloat16
             )
-            num_arrivals = {
-                name: value[0] for name, value in types_.items() if name not in ("out_smem", "pipeline_views")
-            }
-            refs = {name: Ref(name) for name in types_ if name not in ("out_smem", "pipeline_views")}
+            num_arrivals = barriers(types_)
+            refs = {name: Ref(name) for name in num_arrivals}
             body = mosaic_gpu_cta.Cta(
                 config=config,
                 protocol=protocol,
@@ -231,6 +242,11 @@ def record(
         if recorder.ops:
             warps.append(Warp(rank, cta, f"{role}{wg if warp is None else warp}", recorder.ops))
     return Recording(num_ranks, config, protocol, m_shard, k, warps, num_arrivals)
+
+
+def barriers(smem_types: dict[str, Any]) -> dict[str, int]:
+    """How many arrivals complete a phase of each barrier."""
+    return {name: value[0] for name, value in smem_types.items() if isinstance(value, tuple)}
 
 
 def _cells(rows: tuple[int, int], columns: tuple[int, int], recording: Recording) -> list[tuple[int, int]]:
@@ -259,7 +275,7 @@ class Machine:
         self.out: set[tuple] = set()
 
     def copy(self) -> Machine:
-        other = object.__new__(Machine)
+        other = object.__new__(type(self))
         other.recording = self.recording
         for name in ("pcs", "loads"):
             setattr(other, name, list(getattr(self, name)))
@@ -411,7 +427,7 @@ def explore_randomly(recording: Recording, rng, *, slow: float = 0.0, watch=lamb
 
     ``slow``: share of warps that are rarely scheduled. ``watch`` is told who executes which operation.
     """
-    machine = Machine(recording)
+    machine = recording.start()
     lazy = {i for i in range(len(recording.warps)) if rng.random() < slow}
     lazy_copies = rng.random() < 0.5
     while not machine.done():
@@ -455,7 +471,7 @@ def victims(recording: Recording) -> dict[str, Any]:
 
 def explore_delaying(recording: Recording, rng, victim) -> None:
     """One interleaving to its end, random but for the victim's choices: those are taken where nothing else is left."""
-    machine = Machine(recording)
+    machine = recording.start()
     while not machine.done():
         choices = machine.choices()
         if not choices:
@@ -475,7 +491,7 @@ def explore_orders_of_arrival(recording: Recording, *, limit: int) -> int:
     Warps go on as soon as they may: an operation that only enables others loses no order by being early. What a slow
     warp could do wrong is left to the random schedules.
     """
-    start = _run_warps(Machine(recording))
+    start = _run_warps(recording.start())
     seen, todo = {start.key()}, [start]
     while todo:
         machine = todo.pop()
