@@ -27,9 +27,10 @@ COMM_BLOCK_BYTES = COMM_BLOCK_ROWS * COMM_BLOCK_COLUMNS * OPERAND_BYTES
 # Sending warps of a communication CTA: one keeps the link busy while the other waits for its copies to land.
 NUM_COMM_WARPS = 2
 MIN_BLOCK_SLOTS, MAX_BLOCK_SLOTS = 2, 4
-# Block of a partial sum that the sending warp of a compute CTA copies at a time: 8 KiB. Two fit beside four pipeline
-# slots of the largest tiles, and keep enough in flight: a tile has the time of the next one to leave.
-SEND_BLOCK_ROWS, SEND_BLOCK_ROW_BYTES = 64, 128
+# Block of a partial sum that the sending warp of a compute CTA copies at a time: 4 KiB. Two keep enough in flight, as a
+# tile has the time of the next one to leave, and small ones leave room for a third epilogue slot beside four pipeline
+# slots of the largest tiles.
+SEND_BLOCK_ROWS, SEND_BLOCK_ROW_BYTES = 64, 64
 NUM_SEND_SLOTS = 2
 
 
@@ -211,10 +212,31 @@ class ScatterKernelConfig(TileConfig):
                 f"columns; it sends {SEND_BLOCK_ROW_BYTES // OPERAND_BYTES} at a time"
             )
 
-    def num_slot_pieces(self, itemsize: int, widest: int) -> int:
-        """Pieces of a type of ``itemsize`` bytes, beside one of ``widest``, in the rhs of a pipeline slot."""
-        piece_bytes = self.epi_tile_m * self.piece_columns(widest) * itemsize
-        return self.tile_k * self.cta_tile_n * OPERAND_BYTES // piece_bytes
+    @property
+    def num_epilogue_slots(self) -> int:
+        """Epilogue buffers that a warpgroup takes in turn: one more than usual, as its pieces are smaller."""
+        return min(3, (self.tile_m // self.epi_tile_m) * (self.tile_n // self.epi_tile_n))
+
+    def span_columns(self, itemsize: int, widest: int) -> int:
+        """Columns of a partial sum that a pipeline slot brings to a warpgroup: as many pieces of a row as fit.
+
+        ``itemsize`` is that of the partial sum, ``widest`` that of the epilogue's widest type.
+        """
+        slot_bytes, row_bytes = self.tile_k * self.cta_tile_n * OPERAND_BYTES, self.epi_tile_m * itemsize
+        piece = self.piece_columns(widest)
+        fitting = [
+            columns
+            for columns in range(piece, self.tile_n + 1, piece)
+            if self.tile_n % columns == 0
+            and slot_bytes % (columns * row_bytes) == 0
+            and slot_bytes >= NUM_COMPUTE_WARPGROUPS * columns * row_bytes
+        ]
+        return max(fitting)
+
+    def num_slot_spans(self, itemsize: int, widest: int) -> int:
+        """Spans that the rhs of a pipeline slot has room for, one for each warpgroup and perhaps more."""
+        span_bytes = self.epi_tile_m * self.span_columns(itemsize, widest) * itemsize
+        return self.tile_k * self.cta_tile_n * OPERAND_BYTES // span_bytes
 
     def piece_columns(self, itemsize: int) -> int:
         """Columns that the epilogue handles at a time, where its widest type has ``itemsize`` bytes."""

@@ -555,27 +555,24 @@ class Cta:
         column: Int,
         *,
         tile_n: int,
-        add: Callable[[int, Any], Any] | None = None,
+        first_piece: int = 0,
     ) -> None:
         """Round the warpgroup's accumulator and store it at ``(row, column)``, in pieces staged in shared memory.
 
-        A piece has ``tile_n`` columns. ``add(number of the piece, piece)`` returns it with something added.
+        A piece has ``tile_n`` columns. ``acc`` may be a part of the accumulator that begins with ``first_piece``.
         """
         tile_m = self.config.epi_tile_m
         pieces = list(itertools.product(range(0, acc.shape[0], tile_m), range(0, acc.shape[1], tile_n)))
         num_whole_pieces = (self.config.tile_m // tile_m) * (self.config.tile_n // tile_n)
         num_slots, out_smem = self.config.num_epilogue_slots, staged_smem.at[lax.axis_index("wg")]
-        acc = acc if add else acc.astype(out_gmem.dtype)
-        for i, (m, n) in enumerate(pieces):
-            piece = acc[m : m + tile_m, n : n + tile_n]
-            if add:
-                piece = add(i, piece).astype(out_gmem.dtype)
+        acc = acc.astype(out_gmem.dtype)
+        for i, (m, n) in enumerate(pieces, first_piece):
             # Invariant: the piece last staged in this slot has left it. Slots take turns, so only newer copies may be
             # pending. After a whole tile of an odd number of pieces, though, the next tile starts on the slot that it
             # ended on.
             slot, repeats = i % num_slots, i == 0 and num_whole_pieces % num_slots != 0
             plgpu.wait_smem_to_gmem(0 if repeats else num_slots - 1, wait_read_only=True)
-            out_smem[slot] = piece
+            out_smem[slot] = acc[m : m + tile_m, n : n + tile_n]
             plgpu.commit_smem()  # The TMA unit must see what the threads have just written.
             plgpu.copy_smem_to_gmem(out_smem.at[slot], out_gmem.at[pl.ds(row + m, tile_m), pl.ds(column + n, tile_n)])
 

@@ -200,7 +200,8 @@ class Call:
             k=padded_k,
             n_shard=padded_n,
             num_sms=hardware.num_sms() if num_sms is None else num_sms,
-            itemsize=widest,
+            partial_bytes=partial_dtype.itemsize,
+            out_bytes=out_dtype.itemsize,
         )
         return cls(
             protocol=protocol,

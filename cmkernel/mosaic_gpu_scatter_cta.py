@@ -84,8 +84,15 @@ def scatter_smem_types(
     }
     if communicates:
         # Behind lhs_smem, as rhs_smem: references in a dictionary are laid out in the order of their names.
-        num_pieces = num_slots * config.num_slot_pieces(jnp.dtype(partial_dtype).itemsize, widest)
-        addends_smem = pieces(num_pieces, dtype=partial_dtype)
+        partial_bytes = jnp.dtype(partial_dtype).itemsize
+        span_columns = config.span_columns(partial_bytes, widest)
+        addends_smem = swizzled(
+            num_slots * config.num_slot_spans(partial_bytes, widest),
+            config.epi_tile_m,
+            span_columns,
+            dtype=partial_dtype,
+            swizzle_bytes=plgpu.find_swizzle(span_columns * partial_bytes * 8),
+        )
         if overlaid:
             views.append({"lhs_smem": lhs_smem, "rhs_addends_smem": addends_smem})
         else:
@@ -160,18 +167,28 @@ class ScatterCta(Cta):
 
     @property
     def columns(self) -> int:
-        """Columns of a piece."""
+        """Columns of a piece of the epilogue."""
         return self.config.piece_columns(self.widest)
 
-    def addend(self, load: Int, wg: Int) -> Ref:
-        """Shared memory for a warpgroup's piece of a partial sum, in the pipeline slot of a load."""
-        itemsize = jnp.dtype(self.scratch_gmem.dtype).itemsize
-        return self.rhs_addends_smem.at[self.slot(load) * self.config.num_slot_pieces(itemsize, self.widest) + wg]
+    @property
+    def partial_bytes(self) -> int:
+        """Size of an element that travels."""
+        return jnp.dtype(self.scratch_gmem.dtype).itemsize
 
-    def pieces(self) -> list[tuple[int, int]]:
-        """Row and column in a warpgroup's tile of each piece that the epilogue handles at a time."""
+    @property
+    def span_columns(self) -> int:
+        """Columns of a partial sum that a pipeline slot brings to a warpgroup."""
+        return self.config.span_columns(self.partial_bytes, self.widest)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Row and column in a warpgroup's tile of each span of partial sums."""
         rows = range(0, self.config.tile_m, self.config.epi_tile_m)
-        return list(itertools.product(rows, range(0, self.config.tile_n, self.columns)))
+        return list(itertools.product(rows, range(0, self.config.tile_n, self.span_columns)))
+
+    def addend(self, load: Int, wg: Int) -> Ref:
+        """Shared memory for a warpgroup's span of a partial sum, in the pipeline slot of a load."""
+        num_slot_spans = self.config.num_slot_spans(self.partial_bytes, self.widest)
+        return self.rhs_addends_smem.at[self.slot(load) * num_slot_spans + wg]
 
     # The loading warp.
 
@@ -195,12 +212,12 @@ class ScatterCta(Cta):
         self.drain(self.first_load(self.num_local_tiles))
 
     def load_addends(self, m_idx: Int, n_idx: Int, first_load: Int) -> None:
-        """Load what the other ranks sent for a tile: piece by piece, and of each piece slot by slot."""
+        """Load what the other ranks sent for a tile: span by span, and of each span slot by slot."""
         pl.loop(0, self.slots)(lambda slot: self.await_partial(slot, m_idx, n_idx))
-        # The waits order ordinary loads. The TMA unit loads the pieces, and needs a fence to follow.
+        # The waits order ordinary loads. The TMA unit loads the spans, and needs a fence to follow.
         self.order_loads()
         config, on_m = self.config, self.config.wg_dimension is MatmulDimension.M
-        for i, (m, n) in enumerate(self.pieces()):
+        for i, (m, n) in enumerate(self.spans()):
 
             @pl.loop(0, self.slots)
             def _slot(received, i=i, m=m, n=n):
@@ -209,9 +226,9 @@ class ScatterCta(Cta):
                 for wg in range(NUM_COMPUTE_WARPGROUPS):
                     row = m_idx * config.cta_tile_m + (wg * config.tile_m * on_m + m)
                     column = n_idx * config.cta_tile_n + (wg * config.tile_n * (not on_m) + n)
-                    piece = pl.ds(row, config.epi_tile_m), pl.ds(column, self.columns)
+                    span = pl.ds(row, config.epi_tile_m), pl.ds(column, self.span_columns)
                     plgpu.copy_gmem_to_smem(
-                        self.scratch_gmem.at[(received, *piece)],
+                        self.scratch_gmem.at[(received, *span)],
                         self.addend(load, wg),
                         self.loaded.at[slot],
                     )
@@ -259,8 +276,10 @@ class ScatterCta(Cta):
         """Add the partial sums of an own tile to its accumulator, slot by slot, and store the sum."""
         first_load = self.first_load(i) + self.protocol.num_k_steps
 
-        def add(number: int, piece: Any) -> Any:
-            def add_received(received: Int, total: Any) -> Any:
+        acc, num_span_pieces = acc_ref[...], self.span_columns // self.columns
+        for number, (m, n) in enumerate(self.spans()):
+
+            def add(received: Int, total: Any, number=number) -> Any:
                 load = first_load + (number * self.slots + received)
                 plgpu.barrier_wait(self.loaded.at[self.slot(load)])
                 total = total + self.addend(load, lax.axis_index("wg"))[...].astype(jnp.float32)
@@ -269,9 +288,11 @@ class ScatterCta(Cta):
                 plgpu.barrier_arrive(self.released.at[self.slot(load)])
                 return total
 
-            return lax.fori_loop(0, self.slots, add_received, piece)
-
-        self.store(acc_ref[...], self.out_smem, self.out_gmem, row, column, tile_n=self.columns, add=add)
+            total = acc[m : m + self.config.epi_tile_m, n : n + self.span_columns]
+            total = lax.fori_loop(0, self.slots, add, total)
+            place = row + m, column + n
+            first_piece = number * num_span_pieces
+            self.store(total, self.out_smem, self.out_gmem, *place, tile_n=self.columns, first_piece=first_piece)
 
     # The sending warp.
 

@@ -221,11 +221,12 @@ def make_scatter_protocol(
     k: int,
     n_shard: int,
     num_sms: int,
-    itemsize: int = OPERAND_BYTES,
+    partial_bytes: int = OPERAND_BYTES,
+    out_bytes: int = OPERAND_BYTES,
 ) -> ScatterProtocol:
     """Divide the work of a call whose ranks multiply ``[num_ranks * m_shard, k]`` by ``[k, n_shard]``.
 
-    ``itemsize`` is that of the wider type of partial sums and result.
+    ``partial_bytes`` and ``out_bytes`` are the sizes of an element of partial sums and result.
 
     Raises:
       ValueError: there is no CTA to compute.
@@ -233,7 +234,8 @@ def make_scatter_protocol(
     if num_sms < 1:
         raise ValueError(f"{num_sms=} must be at least 1")
     num_m_tiles = ceil_div(m_shard, config.cta_tile_m)
-    num_pieces = (config.tile_m // config.epi_tile_m) * (config.tile_n // config.piece_columns(itemsize))
+    span_columns = config.span_columns(partial_bytes, max(partial_bytes, out_bytes))
+    num_spans = (config.tile_m // config.epi_tile_m) * (config.tile_n // span_columns)
     return ScatterProtocol(
         num_ranks=num_ranks,
         num_m_tiles=num_m_tiles,
@@ -241,5 +243,5 @@ def make_scatter_protocol(
         num_k_steps=ceil_div(k, config.tile_k),
         group_width=min(config.grid_tile_width, num_m_tiles),
         num_compute_ctas=num_sms,
-        num_addend_steps=ring.num_scratch_slots(num_ranks) * num_pieces,
+        num_addend_steps=ring.num_scratch_slots(num_ranks) * num_spans,
     )

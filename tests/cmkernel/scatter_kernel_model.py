@@ -169,8 +169,14 @@ class ScatterMachine(Machine):
             raise Violation(f"{warp.role} stores {products}, not one tile")
         ((block, first_row, first_column), _) = products[0]
         window = (first_row + row, shape[0]), (first_column + column, shape[1])
-        added, self.reads[i] = tuple(self.reads[i]), []
-        self.smem[warp.rank, warp.cta, name, *slot] = (self.pcs[i], (warp.rank, block, cells(*window), added))
+        places, added = cells(*window), ()
+        if block == warp.rank:
+            # A span is added slot by slot right before its pieces are staged.
+            added = tuple(
+                tuple(entry for entry in content if entry[1] in places)
+                for content in self.reads[i][1 - self.recording.num_ranks :]
+            )
+        self.smem[warp.rank, warp.cta, name, *slot] = (self.pcs[i], (warp.rank, block, places, added))
 
     def _read(self, i: int, warp: Warp, name: str, slot: int) -> None:
         content = self.smem.get((warp.rank, warp.cta, name, slot))
