@@ -185,6 +185,8 @@ class Call:
         partial_dtype = jnp.dtype(lhs.dtype if partial_dtype is None else partial_dtype)
         validate_operands(lhs, rhs, out_dtype)
         validate_operands(lhs, rhs, partial_dtype)
+        if num_ranks == 1:
+            partial_dtype = out_dtype  # Nothing travels.
         (m, k), n = lhs.shape, rhs.shape[1]
         if m % num_ranks:
             raise ValueError(f"{m=}, the rows of lhs, must be a multiple of {num_ranks=}")

@@ -109,30 +109,29 @@ def test_a_rank_is_exact_where_memory_has_several_views(types):
     check_rank(**sizes, config=SMALL, **types, interpret=plgpu.InterpretGPUParams())
 
 
-@pytest.mark.parametrize("method", ["report_staged", "stage"])
-def test_the_race_detector_sees_a_missing_wait(method, monkeypatch, capsys):
-    wait, barrier_wait = plgpu.wait_smem_to_gmem, plgpu.barrier_wait
-    original = getattr(ScatterCta, method)
+def report_too_early(monkeypatch):
+    """The sending warp reads what may not have been written."""
+    wait, report = plgpu.wait_smem_to_gmem, ScatterCta.report_staged
 
-    def spoiled(self, *args):
+    def report_staged(self, i):
         with pytest.MonkeyPatch.context() as patch:
-            if method == "report_staged":  # The sending warp reads what may not have been written.
-                patch.setattr(plgpu, "wait_smem_to_gmem", lambda n, wait_read_only: wait(9, wait_read_only))
-            else:  # A staging buffer is overwritten that may not have been sent.
-                patch.setattr(plgpu, "barrier_wait", lambda ref: None)
-            original(self, *args)
+            patch.setattr(plgpu, "wait_smem_to_gmem", lambda n, wait_read_only: wait(9, wait_read_only))
+            report(self, i)
 
-    monkeypatch.setattr(ScatterCta, method, spoiled)
-    if method == "stage":
-        # Somebody must see every phase, though too late.
-        monkeypatch.setattr(ScatterCta, "num_sent_tiles", ScatterCta.num_sent_tiles)
+    monkeypatch.setattr(ScatterCta, "report_staged", report_staged)
+
+
+def release_before_reading(monkeypatch):
+    """The TMA unit overwrites a span that the threads may not have read."""
+    monkeypatch.setattr(plgpu, "commit_smem", lambda: None)
+
+
+@pytest.mark.parametrize("bug", [report_too_early, release_before_reading])
+def test_the_race_detector_sees_a_missing_wait(bug, monkeypatch, capsys):
+    bug(monkeypatch)
     lhs, rhs, received = integers(0, (512, 64)), integers(1, (64, 128)), integers(2, (1, 256, 128))
-    try:
-        run_rank(lhs, rhs, received, config=SMALL, num_sms=1, overlaid=False)
-    except jax.errors.JaxRuntimeError:
-        assert method == "stage"  # The phases that nobody waited for.
+    run_rank(lhs, rhs, received, config=SMALL, num_sms=1, overlaid=False)
     assert RACE in capsys.readouterr().out
-    assert barrier_wait is plgpu.barrier_wait
 
 
 # All ranks, lowered for CUDA: everything short of ptxas.
@@ -256,7 +255,8 @@ def test_auto_takes_what_the_model_expects_to_be_fastest(rows, expected, monkeyp
     on_two_fake_gpus(choose, (rows, 8192), (8192, 4096), monkeypatch)
     assert [choice.implementation for choice in choices] == [expected] * 2
     assert choices[0].reason.startswith("expected to be the fastest: mosaic_gpu ")
-    assert choices[0].reason != choices[1].reason, "float32 partials take longer"
+    if rows == 2048:
+        assert choices[0].reason != choices[1].reason, "float32 partials take longer"
 
 
 def test_the_public_function_runs_the_kernel_forward_and_backward(monkeypatch):
