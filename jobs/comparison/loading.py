@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
 from jobs.errors import UsageError
+from jobs.records.environment import Environment
 from jobs.records.row import Row
 from jobs.results.disk.journal import JOURNAL_NAME, read
 from jobs.results.disk.recorded_run import RecordedRun, read_run, run_dirs
@@ -59,7 +59,7 @@ def load_side(name: str, paths: Sequence[str]) -> list[Run]:
         elif path.name == JOURNAL_NAME:
             recorded = [read_run(path.parent)]
         else:
-            recorded = [RecordedRun(path, tuple(read(path)), {}, "")]
+            recorded = [RecordedRun(path, tuple(read(path)), Environment(), "")]
         runs += [_run(name, run) for run in recorded]
     return runs
 
@@ -81,32 +81,25 @@ def refuse_repeated(base: Sequence[Run], new: Sequence[Run]) -> None:
 def _run(name: str, recorded: RecordedRun) -> Run:
     if not recorded.rows:
         raise UsageError(f"{name}={recorded.path}: {JOURNAL_NAME} holds no row: the job ended before its first one")
-    try:
-        facts = _facts(recorded.environment)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{recorded.path}: its environment.json isn't one of jobs.bench ({type(error).__name__}: {error})"
-        ) from error
+    facts = _facts(recorded.environment)
     try:
         facts |= _timing(recorded.config)
     except Exception as error:  # of omegaconf and yaml alike, which have no class in common
         raise UsageError(
             f"{recorded.path}: its config.yaml isn't one of jobs.bench ({type(error).__name__}: {error})"
         ) from error
-    return Run(path=recorded.path, rows=recorded.rows, facts=facts, commit=recorded.environment.get("git_sha"))
+    return Run(path=recorded.path, rows=recorded.rows, facts=facts, commit=recorded.environment.git_sha)
 
 
-def _facts(environment: dict[str, Any]) -> dict[str, set[str]]:
-    parts = [environment, *environment.get("islands", ())]
-    gangs = [gang for part in parts for gang in (part, *part.get("earlier_attempts", ()))]
-    members = [member for gang in gangs for member in gang.get("members", ())]
+def _facts(environment: Environment) -> dict[str, set[str]]:
+    members = environment.all_members
     facts = {
-        DEVICE: {str(member["device_kind"]) for member in members},
-        "driver": {str(member["driver_version"]) for member in members if member.get("driver_version")},
+        DEVICE: {member.device_kind for member in members},
+        "driver": {member.driver_version for member in members if member.driver_version},
     }
-    for about in (environment, *members):
-        for software, version in about.get("versions", {}).items():
-            facts.setdefault(software, set()).add(str(version))
+    for versions in (environment.versions, *(member.versions for member in members)):
+        for software, version in versions.items():
+            facts.setdefault(software, set()).add(version)
     return {fact: values for fact, values in facts.items() if values}
 
 

@@ -1,22 +1,24 @@
-"""One config that the tuner measures, and the rounds in which candidates run."""
+"""One config that the tuner measures, the rounds in which candidates run, and how they are ranked."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cmkernel.config import Config, to_plain
-from jobs.records.row import CANDIDATE, HEADLINE, Check, Row
+from jobs.records.check import Check
+from jobs.records.row import CANDIDATE, HEADLINE, AnyRow, RowSummary
+from jobs.records.statistics import RankSamples, headline_us
 
-# What ``requested`` of a candidate's row is: which of a case's rounds, and whether it is what the others are measured
-# against. That row is a round's last one: with it the round is complete.
+# ``requested`` of a candidate's row: the number of its round, and a mark on the reference's row, which is a round's last
+# one: with it the round is complete.
 ROUND, REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
-# How the reason of a candidate begins that no other gang shall try.
+# Prefix of the reason of a candidate whose gang died; it is never retried.
 LOST = "the gang was lost with it"
-Samples = Sequence[Sequence[Sequence[float]]]  # [rank][burst][sample]
 
 
 @dataclasses.dataclass
@@ -28,26 +30,40 @@ class Candidate:
     reason: str
     check: Check | None = None
     samples: list[list[list[float]]] = dataclasses.field(default_factory=list)
-    """Of the headline time: ``[rank][burst][sample]``."""
+    """Headline samples: ``[rank][burst][sample]``."""
+    runs: bool = False
+    """True while its program runs on the ranks."""
+
+    @classmethod
+    def of(cls, config: Config, place: int) -> Candidate:
+        """Candidate at a place in its round; the first one is the reference."""
+        return cls(config, f"candidate {place}", "a candidate" if place else "the heuristic's config")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Mark it as running; after an exception the mark stays."""
+        self.runs = True
+        yield
+        self.runs = False
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in to_plain(self.config).items())
 
 
-def ends_case(row: Row) -> bool:
-    """Whether it is the last row of a case's last round."""
+def ends_case(row: AnyRow) -> bool:
+    """True for the last row of a case's last round."""
     number, _, num_rounds = row.requested.removesuffix(REFERENCE).removeprefix(CANDIDATE).partition("/")
     return row.requested.endswith(REFERENCE) and number == num_rounds
 
 
-def complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one case by round, the reference last; those of a round that was cut short are left out."""
-    rounds: list[list[Row]] = []
-    current: list[Row] = []
+def complete_rounds(rows: Sequence[RowSummary]) -> list[list[RowSummary]]:
+    """Rows of one case by round, the reference last; rows of a round that was cut short are left out."""
+    rounds: list[list[RowSummary]] = []
+    current: list[RowSummary] = []
     for row in rows:
-        # What is left of a round before this one was cut short; measured again, it may have the same number.
-        its = row.requested.removesuffix(REFERENCE), row.attempt
-        if current and its != (current[-1].requested, current[-1].attempt):
+        # A round that was cut short and measured again may have the same number; the attempt tells them apart.
+        key = row.requested.removesuffix(REFERENCE), row.attempt
+        if current and key != (current[-1].requested, current[-1].attempt):
             current = []
         current.append(row)
         if row.requested.endswith(REFERENCE):
@@ -56,19 +72,14 @@ def complete_rounds(rows: Sequence[Row]) -> list[list[Row]]:
     return rounds
 
 
-def done_with(rows: Sequence[Row]) -> list[dict[str, Any] | None]:
+def configs_done(rows: Sequence[RowSummary]) -> list[dict[str, Any] | None]:
     """Configs of one case that have had their turn: in complete rounds, or in a gang that was lost with them."""
     lost = [row for row in rows if row.check is None and (row.reason or "").startswith(LOST)]
     return [row.config for of_round in [*complete_rounds(rows), lost] for row in of_round]
 
 
-def headline_us(samples: Samples) -> float:
-    """Maximum over ranks of each rank's median."""
-    return max(statistics.median(value for burst in rank for value in burst) for rank in samples)
-
-
-def relative(samples: Samples, reference: Samples) -> float:
-    """Time relative to the reference's: the median over the bursts that both had, each compared with its own turn."""
+def relative(samples: RankSamples, reference: RankSamples) -> float:
+    """Time over the reference's: the median over the bursts that both had, each compared with its own turn."""
     num_bursts = min(len(samples[0]), len(reference[0])) if samples and reference else 0
     if not num_bursts:
         return math.inf
@@ -79,11 +90,11 @@ def relative(samples: Samples, reference: Samples) -> float:
     )
 
 
-def handicap(samples: Samples, reference: Samples, *, min_gain: float) -> float:
-    """What the winner has least of: 1 for the reference, and for others their relative time and ``min_gain``.
+def ranking_score(samples: RankSamples, reference: RankSamples, *, min_gain: float) -> float:
+    """Ranking score; lowest wins. 1 for the reference; for others their relative time plus ``min_gain``.
 
-    Of the two views on their time, the median over bursts and the headline, the worse one counts: what noise makes look
-    faster by one of them isn't. Who was stopped early can't win.
+    A time has two views, the median over bursts and the headline. The worse one counts, because noise can make one of
+    them look fast. A candidate that was stopped early can't win.
     """
     if samples is reference:
         return 1.0
@@ -92,14 +103,36 @@ def handicap(samples: Samples, reference: Samples, *, min_gain: float) -> float:
     return max(relative(samples, reference), headline_us(samples) / headline_us(reference)) + min_gain
 
 
+def winner(rounds: Sequence[Sequence[RowSummary]], *, min_gain: float) -> tuple[RowSummary, RowSummary] | None:
+    """Row with the lowest score over all rounds, and its round's reference; ``None`` where no check passed."""
+    raced = [
+        (ranking_score(row.samples_us[HEADLINE], reference.samples_us[HEADLINE], min_gain=min_gain), row, reference)
+        for *others, reference in rounds
+        for row in [reference, *others]
+        if row.samples_us and reference.samples_us
+    ]
+    return min(raced, key=lambda entry: entry[0])[1:] if raced else None
+
+
 def changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> str:
-    """The options in which a config differs from that of a reference."""
+    """Options in which a config differs from that of a reference."""
     options = (config or {}).items()
     return " ".join(f"{name}={value}" for name, value in options if value != (reference or {}).get(name))
 
 
-def told(row: Row, reference: Row) -> str:
-    """What came of a candidate, for people."""
+def verdict(row: AnyRow, reference: AnyRow) -> str:
+    """A candidate's time against the reference's, for people."""
     ratio = relative(row.samples_us.get(HEADLINE, []), reference.samples_us.get(HEADLINE, []))
     time = f"{ratio:.3f} x the heuristic's time" if math.isfinite(ratio) else "no time"
     return f"{changes(row.config, reference.config)}: {time} ({row.reason})"
+
+
+def winner_sentence(best: RowSummary, reference: RowSummary) -> str:
+    """The winner and its gain, for people."""
+    if best is reference:
+        return f"no config is faster than the heuristic's, {best.headline_us:.2f} us"
+    gain = 1 - relative(best.samples_us[HEADLINE], reference.samples_us[HEADLINE])
+    return (
+        f"{changes(best.config, reference.config)} takes {best.headline_us:.2f} us, {100 * gain:.1f} % less than the "
+        "heuristic's config"
+    )

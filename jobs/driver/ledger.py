@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jobs.driver.outcome import Outcome
 from jobs.records.member import Member
-from jobs.records.row import Row
+from jobs.records.row import Row, RowSummary
 from jobs.records.soak import SoakSlice
 from jobs.results.analysis.best import Best
 from jobs.results.analysis.robust import DEFAULT_OUTLIER_Z
@@ -55,8 +55,8 @@ class Ledger:
         self._outlier_z = outlier_z
         self._introduced = False
 
-    def rows(self, island: str | None) -> list[Row]:
-        """Those of one island so far, condensed; ``None``: of a job without islands."""
+    def rows(self, island: str | None) -> list[RowSummary]:
+        """Rows of one island so far; ``None``: of a job without islands."""
         with self.lock:
             return [row for row in self._outcome.rows if row.island == island]
 
@@ -71,9 +71,9 @@ class Ledger:
             for row in rows:
                 self._journal.append(row)
                 assert self._outcome.wandb is not None
-                self._outcome.wandb.log_row(row.condensed(), members)
+                self._outcome.wandb.log_row(row.summary(), members)
                 self._progress.print(table.row_line(row))
-                self._outcome.rows.append(row.condensed(of_verdict=True))
+                self._outcome.rows.append(row.summary())
 
     def points(self, island: str | None) -> list[Point]:
         """Slices of the soak of one island so far; ``None``: of a job without islands."""

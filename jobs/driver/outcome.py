@@ -13,7 +13,7 @@ from jobs.driver.result_line import result_line
 from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, JobError, JobStopped
 
 if TYPE_CHECKING:
-    from jobs.records.row import Row
+    from jobs.records.row import RowSummary
     from jobs.results.analysis.soaking import Point
     from jobs.results.wandb.sink import WandbSink
 
@@ -29,10 +29,10 @@ class Outcome:
     error: str | None = None
     run_dir: Path | None = None
     wandb: WandbSink | None = None
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    """All rows of the journal, condensed, those of a job that this one resumes included."""
+    rows: list[RowSummary] = dataclasses.field(default_factory=list)
+    """All rows of the journal, those of a job that this one resumes included."""
     soak: list[Point] = dataclasses.field(default_factory=list)
-    """Of each slice of the soak."""
+    """Every slice of the soak."""
     restarts: int = 0
     restart_s: float = 0.0
     """Seconds from each loss of a gang to the first step of the next one, added up."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.config.schema import Settings, World
+from jobs.config.choices import World
+from jobs.config.schema import Settings
 from jobs.driver.outcome import Outcome
 from jobs.errors import EXIT_CHECK_FAILED
 from jobs.results.analysis import soaking
@@ -30,7 +31,7 @@ def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
 
 def _judge_islands(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
     """Rank islands and ranks, and fail the job where one is an outlier; what W&B's summary says of them."""
-    found = standings(outcome.rows, outlier_z=settings.cluster.outlier_z, num_samples=settings.timing.chains)
+    found = standings(outcome.rows, outlier_z=settings.cluster.outlier_z)
     _print(found.lines())
     if outliers := found.outliers:
         named = "; ".join(f"{standing.name}: {standing.worst}" for standing in outliers[:8])

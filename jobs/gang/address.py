@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError, UsageError
 
 RAY_ADDRESS = "RAY_ADDRESS"

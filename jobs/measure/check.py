@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from cmkernel import reference
-from jobs.config.schema import Fault
+from jobs.config.choices import Fault
 from jobs.measure import inputs
 from jobs.measure.pulse import PULSE
-from jobs.records.row import RankCheck
+from jobs.records.check import RankCheck
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jobs.measure.programs import Programs
-    from jobs.records.row import Case
+    from jobs.records.case import Case
 
 # XLA would try out some hundred kernels for the oracle's multiply, for longer than it runs.
 _OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}

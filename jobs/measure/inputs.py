@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from jobs.records.row import Case
+    from jobs.records.case import Case
 
 AXIS = "x"
 LHS_SPEC, RHS_SPEC, OUT_SPEC = PartitionSpec(AXIS, None), PartitionSpec(None, AXIS), PartitionSpec(None, AXIS)

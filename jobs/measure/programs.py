@@ -12,7 +12,7 @@ import jax
 import cmkernel
 from cmkernel import hardware, xla
 from cmkernel.config import CONFIG_TYPES, to_plain
-from jobs.config.schema import LOCALS
+from jobs.config.implementations import LOCALS
 from jobs.measure import jax_ring, torch_fused
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
 from jobs.records.row import BASELINE
@@ -35,7 +35,7 @@ class Request:
     requested: str
     """``kernel.implementation``, ``baseline``, or a round of the tuner's."""
     implementation: str
-    """``auto``, or one of ``jobs.config.schema.BASELINES``."""
+    """``auto``, or one of ``jobs.config.implementations.IMPLEMENTATIONS``."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Options of its config that the user or the tuner set."""
     table: cmkernel.Table | None = None

@@ -17,7 +17,7 @@ from cmkernel.mosaic_gpu import stamped_ring_all_gather_matmul
 from cmkernel.protocol import Protocol, make_protocol
 from cmkernel.stamps import Stamps
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC
-from jobs.records.row import Case
+from jobs.records.case import Case
 
 RING = "mosaic_gpu"
 

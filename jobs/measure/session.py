@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from cmkernel import hardware
-from jobs.config.schema import Fault, TimingSettings
+from jobs.config.choices import Fault
+from jobs.config.schema import TimingSettings
 from jobs.measure import inputs, programs, ring_stamps, timing, torch_fused
 from jobs.measure.check import Subject, check
 from jobs.measure.profile import Profile, profile
@@ -26,8 +27,10 @@ from jobs.measure.pulse import PULSE
 from jobs.measure.ring_stamps import RING, RingStamps
 from jobs.measure.soak import soak
 from jobs.measure.telemetry import Sampler, nvlink_name
+from jobs.records.case import Case
+from jobs.records.check import RankCheck
 from jobs.records.layout import Layout
-from jobs.records.row import Case, RankCheck, Telemetry
+from jobs.records.row import Telemetry
 from jobs.records.soak import RankSlice
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from jobs.config.schema import Fault
+from jobs.config.choices import Fault
 from jobs.measure.check import Subject, compare_with_oracle, draw, is_wrong, summarize
 from jobs.measure.timing import Align
 from jobs.records.soak import RankSlice

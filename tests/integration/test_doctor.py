@@ -16,7 +16,8 @@ LINKS = """
 from jobs.driver.examination import LINKS, measure_links
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 
 settings = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=90)
 with connect(settings) as cluster, Gang.start(cluster, settings, 3, session=LINKS) as gang:

@@ -114,7 +114,8 @@ RAY = """
 import os, signal, sys, threading, time
 from jobs.errors import JobStopped
 from jobs.gang.cluster import connect
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.signals import stop_on_signals
 
 def children():

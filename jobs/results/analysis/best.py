@@ -7,7 +7,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from jobs.config.schema import LOCALS
+from jobs.config.implementations import LOCALS
 from jobs.records.row import HEADLINE
 from jobs.results.analysis.derive import fastest_us
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cmkernel import cost
-from jobs.records.row import Case, Derived
+from jobs.records.case import Case
+from jobs.records.row import Derived
 
 
 def fastest_us(names: Sequence[str], headlines: Mapping[str, float | None]) -> float | None:

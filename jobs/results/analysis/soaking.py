@@ -15,7 +15,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from jobs.records.row import Case
+from jobs.records.case import Case
 from jobs.records.soak import SoakSlice
 from jobs.results.analysis.robust import median_and_scale, z_score
 

@@ -15,7 +15,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from jobs.records.row import HEADLINE, Case, Row, quartiles
+from jobs.records.case import Case
+from jobs.records.row import AnyRow
+from jobs.records.statistics import Quartiles
 from jobs.results.analysis.robust import NORMAL, median_and_scale, z_score
 
 MIN_MEMBERS = 3
@@ -83,24 +85,21 @@ class Standings:
         return ["#", *_ranking("Islands", self.islands), *_ranking("Ranks  ", self.ranks)]
 
 
-def standings(rows: Sequence[Row], *, outlier_z: float, num_samples: int | None = None) -> Standings:
+def standings(rows: Sequence[AnyRow], *, outlier_z: float) -> Standings:
     """Of the islands and ranks that measured ``rows``.
 
     Args:
       rows: of a job; those without an island or a time are left out.
       outlier_z: the threshold.
-      num_samples: headline samples of each rank, where the rows are condensed and don't tell.
     """
-    groups: dict[tuple[Case, str], list[Row]] = defaultdict(list)
+    groups: dict[tuple[Case, str], list[AnyRow]] = defaultdict(list)
     for row in rows:
         if row.island is not None and row.headline_us is not None:
             groups[row.case, row.implementation].append(row)
     islands: dict[str, list[Result]] = defaultdict(list)
     ranks: dict[str, list[Result]] = defaultdict(list)
     for (case, implementation), group in groups.items():
-        of_islands = {
-            str(row.island): [_Time.of(rank, num_samples) for rank in row.samples_us[HEADLINE]] for row in group
-        }
+        of_islands = {str(row.island): [_Time.of(rank) for rank in row.headline_quartiles_us] for row in group}
         of_ranks = {f"rank {r} of {name}": time for name, times in of_islands.items() for r, time in enumerate(times)}
         slowest = {name: max(times, key=lambda time: time.median_us) for name, times in of_islands.items()}
         _judge(slowest, case, implementation, islands)
@@ -120,11 +119,9 @@ class _Time:
     """Standard error of the median's logarithm."""
 
     @classmethod
-    def of(cls, bursts: Sequence[Sequence[float]], num_samples: int | None) -> _Time:
-        lower, median, upper = quartiles(bursts)
-        scatter = NORMAL * math.log(upper / lower) / 2
-        count = num_samples or sum(map(len, bursts))
-        return cls(median, scatter, _OF_MEDIAN * scatter / math.sqrt(count))
+    def of(cls, quartiles: Quartiles) -> _Time:
+        scatter = NORMAL * math.log(quartiles.upper / quartiles.lower) / 2
+        return cls(quartiles.median, scatter, _OF_MEDIAN * scatter / math.sqrt(quartiles.num_samples))
 
 
 def _judge(times: Mapping[str, _Time], case: Case, implementation: str, results: dict[str, list[Result]]) -> None:

@@ -10,8 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-# JSON has no such numbers; every parser reads these strings.
-NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+from pydantic import ValidationError
 
 
 def json_safe(value: Any) -> Any:
@@ -43,12 +42,10 @@ def json_safe(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} can't be written as JSON: {value!r}")
 
 
-def revive_floats(value: Any) -> Any:
-    """Undo what ``json_safe`` does to floats. Only for values that hold no other strings: ``"nan"`` may be a name."""
-    if isinstance(value, str):
-        return NON_FINITE.get(value, value)
-    if isinstance(value, dict):
-        return {key: revive_floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [revive_floats(item) for item in value]
-    return value
+def one_line(error: ValueError) -> str:
+    """First complaint of an error: JSON's own, or pydantic's with the field that it is about."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        return f"{field}: {first['msg']}" if field else first["msg"]
+    return str(error)

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from jobs.records.row import HEADLINE, Case, Row
+from jobs.records.case import Case
+from jobs.records.row import HEADLINE, Row
 from jobs.results.pictures import selection, style
 
 # What lies outside the middle 98 % of all samples is drawn at the edge: one stall would hide all skew.

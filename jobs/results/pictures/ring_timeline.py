@@ -14,7 +14,8 @@ from cmkernel import performance_model, ring
 from cmkernel.config import KernelConfig, MatmulDimension
 from cmkernel.modelled_timeline import modelled_timeline
 from cmkernel.timeline import Interval, StepTimes
-from jobs.records.row import Case, Row
+from jobs.records.case import Case
+from jobs.records.row import Row
 from jobs.results.pictures import selection, style
 
 # All ranks do the same at the same time: more of them only make the picture longer.

@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
 from cmkernel import cost
-from jobs.config.schema import LOCALS
-from jobs.records.row import HEADLINE, Case, Row
+from jobs.config.implementations import LOCALS
+from jobs.records.case import Case
+from jobs.records.row import HEADLINE, Row
 from jobs.results.analysis.derive import fastest_us
 from jobs.results.pictures import selection, style
 

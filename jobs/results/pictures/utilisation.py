@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cmkernel import cost, performance_model
-from jobs.records.row import HEADLINE, Case, Row
+from jobs.records.case import Case
+from jobs.records.row import HEADLINE, Row
 from jobs.results.pictures import selection, style
 
 # What cmkernel.performance_model's model was fitted to.

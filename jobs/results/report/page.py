@@ -79,7 +79,7 @@ def _verdict(rows: Sequence[Row]) -> tuple[str, str]:
 
 def _summaries(run: RecordedRun) -> list[tuple[str, str]]:
     """What the job printed at its end about islands and soak."""
-    found = standings(run.rows, outlier_z=run.environment.get("outlier_z", DEFAULT_OUTLIER_Z))
+    found = standings(run.rows, outlier_z=run.environment.outlier_z or DEFAULT_OUTLIER_Z)
     told = [("Islands", found.lines() if found.num_islands else []), ("Soak", soaking.lines(run.soak))]
     return [(title, f"<pre>{html.escape('\n'.join(lines[1:]))}</pre>") for title, lines in told if lines]
 
@@ -98,7 +98,7 @@ def _pictures(drawn: Drawn) -> str:
 def _about(run: RecordedRun, name: str) -> list[tuple[str, str]]:
     """Sections on how a run was made, titled with ``name``."""
     of_run = f" of {name}" if name else ""
-    command = html.escape(str(run.environment.get("command", "not recorded")))
+    command = html.escape(run.environment.command or "not recorded")
     ranks = tables.ranks(run)
     folded = [
         ("Each rank's medians", ranks),

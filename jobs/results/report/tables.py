@@ -6,7 +6,6 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.records.member import Member
 from jobs.records.row import Row
 from jobs.results.disk.recorded_run import RecordedRun
 from jobs.results.terminal import table
@@ -92,14 +91,14 @@ def ranks(run: RecordedRun) -> str:
     """Medians of each rank in microseconds, and the state of its GPU; empty where the ranks aren't known."""
     lines = []
     for row in run.rows:
-        members = [Member(**member) for member in run.members_of(row)]
+        members = run.members_of(row)
         lines += [[_told(value) for value in line] for line in per_rank.lines(row, members) if row.samples_us]
     return html_table([(title, "") for title in per_rank.COLUMNS], lines) if lines else ""
 
 
 def environment(run: RecordedRun) -> str:
     """Names and values, those of nested ones under dotted names."""
-    lines = [[name, _told(value)] for name, value in _leaves(run.environment)]
+    lines = [[name, _told(value)] for name, value in _leaves(run.environment.to_json())]
     return html_table([("name", ""), ("value", "")], lines)
 
 

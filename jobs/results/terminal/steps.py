@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 
 from cmkernel import cost
-from jobs.config.schema import GATHERS, LOCALS, Settings
-from jobs.records.row import Case
+from jobs.config.implementations import GATHERS, LOCALS
+from jobs.config.schema import Settings
+from jobs.records.case import Case
 
 # What compiling a program takes, about; it is most of a short job.
 _COMPILE_S = 0.5

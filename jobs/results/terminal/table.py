@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cmkernel.cost import ExpectedTime, peak_tflops
+from jobs.records.case import Case
 from jobs.records.layout import Layout
-from jobs.records.row import HEADLINE, TIMES, Case, Row
+from jobs.records.row import HEADLINE, TIMES, Row
 
 MAX_WIDTH = 180
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jobs.records.row import HEADLINE, Case, Row
+from jobs.records.case import Case
+from jobs.records.row import HEADLINE, RowSummary
 from jobs.results.wandb import per_rank
 from jobs.results.wandb.metrics import case_name
 
@@ -33,7 +34,9 @@ class Chart:
 
 
 def charts(
-    by_case: Mapping[Case, Mapping[str, Row]], rows: Sequence[Row], per_rank_lines: Sequence[Sequence[Any]]
+    by_case: Mapping[Case, Mapping[str, RowSummary]],
+    rows: Sequence[RowSummary],
+    per_rank_lines: Sequence[Sequence[Any]],
 ) -> list[Chart]:
     """Those that there is data for.
 
@@ -47,7 +50,7 @@ def charts(
     return [chart for chart in found if chart.lines]
 
 
-def _time_against_bound(by_case: Mapping[Case, Mapping[str, Row]]) -> Chart:
+def _time_against_bound(by_case: Mapping[Case, Mapping[str, RowSummary]]) -> Chart:
     lines = []
     for case, rows in by_case.items():
         times = {name: row.headline_us for name, row in rows.items()}
@@ -58,7 +61,7 @@ def _time_against_bound(by_case: Mapping[Case, Mapping[str, Row]]) -> Chart:
     return Chart("time_against_bound", "bar", title, "case", HEADLINE, ("case", HEADLINE), lines)
 
 
-def _utilisation(rows: Sequence[Row]) -> Chart:
+def _utilisation(rows: Sequence[RowSummary]) -> Chart:
     """A line for each implementation and weight; nothing where all cases have one size."""
     known = [(row, row.derived) for row in rows if row.derived]
     has_peak = all(derived.utilisation is not None for _, derived in known)
@@ -94,9 +97,9 @@ def _ranks(per_rank_lines: Sequence[Sequence[Any]]) -> Chart:
     return Chart("ranks", "scatter", "Ranks: deviation from the median of all", "rank", y, ("rank", y, "case"), lines)
 
 
-def _landscape(rows: Sequence[Row]) -> Chart:
+def _landscape(rows: Sequence[RowSummary]) -> Chart:
     """The time by each config, fastest first, where one implementation ran with several on a case."""
-    groups: dict[tuple[Case, str], dict[str, Row]] = {}
+    groups: dict[tuple[Case, str], dict[str, RowSummary]] = {}
     for row in rows:
         if row.config and row.headline_us is not None:
             groups.setdefault((row.case, row.implementation), {})[str(row.config)] = row

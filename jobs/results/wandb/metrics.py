@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from jobs.records.case import Case
 from jobs.records.member import Member
-from jobs.records.row import HEADLINE, TIMES, Case, Row
+from jobs.records.row import HEADLINE, TIMES, RowSummary
 from jobs.results.analysis.best import best
 
 Scalar = float | int | str
@@ -22,28 +23,28 @@ class Metric:
     name: str
     unit: str
     """Empty where it has none."""
-    value: Callable[[Row], Scalar | None]
+    value: Callable[[RowSummary], Scalar | None]
     """``None``: not known."""
     is_drawn: bool = False
     """Whether W&B shows its curve without being asked."""
 
 
-def _slowest(name: str, row: Row) -> float | None:
+def _slowest(name: str, row: RowSummary) -> float | None:
     spread = getattr(row, name)
     return spread.max if spread else None
 
 
-def _derived(name: str, scale: float, row: Row) -> float | None:
+def _derived(name: str, scale: float, row: RowSummary) -> float | None:
     value = getattr(row.derived, name) if row.derived else None
     return None if value is None else value * scale
 
 
-def _case(name: str, row: Row) -> Scalar:
+def _case(name: str, row: RowSummary) -> Scalar:
     value: Scalar = getattr(row.case, name)
     return value
 
 
-def _gpus(choose: Callable[[Iterable[float]], float], name: str, row: Row) -> float | None:
+def _gpus(choose: Callable[[Iterable[float]], float], name: str, row: RowSummary) -> float | None:
     return choose(getattr(gpu, name) for gpu in row.telemetry) if row.telemetry else None
 
 
@@ -109,7 +110,7 @@ SUMMARY_OF_SOAK = {
 """Units by name; only where there was a soak."""
 
 
-def history(row: Row, case_number: int) -> dict[str, Scalar]:
+def history(row: RowSummary, case_number: int) -> dict[str, Scalar]:
     """One step of the run's history: ``OF_IMPLEMENTATION`` and ``OF_ROW``; what isn't known is left out."""
     values = {f"{row.implementation}/{metric.name}": metric.value(row) for metric in OF_IMPLEMENTATION}
     values |= {STEP: case_number, **{metric.name: metric.value(row) for metric in OF_ROW}}
@@ -122,7 +123,7 @@ def case_name(case: Case) -> str:
     return f"{case.name.replace('.', '_')}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}"
 
 
-def case_summary(rows: Mapping[str, Row], *, passed: bool) -> dict[str, Scalar]:
+def case_summary(rows: Mapping[str, RowSummary], *, passed: bool) -> dict[str, Scalar]:
     """Headline of one case, from its rows by implementation, under names that no other case of the run has.
 
     ``passed``: whether all checks of the case did, those of rows that aren't given included.
@@ -139,7 +140,7 @@ def case_summary(rows: Mapping[str, Row], *, passed: bool) -> dict[str, Scalar]:
     return {f"{case_name(first.case)}/{name}": value for name, value in values.items() if value is not None}
 
 
-def tags(row: Row, members: Sequence[Member]) -> list[str]:
+def tags(row: RowSummary, members: Sequence[Member]) -> list[str]:
     """By which runs are found: the kind of device, and the implementation that the job is about."""
     return [
         *dict.fromkeys(member.device_kind for member in members),

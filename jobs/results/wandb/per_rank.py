@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from jobs.records.member import Member
-from jobs.records.row import TIMES, Row
+from jobs.records.row import TIMES, AnyRow
 
 COLUMNS = (
     *("case", "m_shard", "k", "n_shard", "dtype", "implementation", "island", "rank", "host", "device"),
@@ -16,7 +15,7 @@ COLUMNS = (
 )
 
 
-def lines(row: Row, members: Sequence[Member]) -> list[list[Any]]:
+def lines(row: AnyRow, members: Sequence[Member]) -> list[list[Any]]:
     """Each rank's medians over all its samples in microseconds, and its GPU's state."""
     case = row.case
     telemetry = {rank.rank: rank for rank in row.telemetry}
@@ -32,9 +31,6 @@ def lines(row: Row, members: Sequence[Member]) -> list[list[Any]]:
     return found
 
 
-def _median(row: Row, name: str, rank: int) -> float | None:
-    samples = row.samples_us.get(name)
-    if samples is None or rank >= len(samples):
-        return None
-    values = [value for burst in samples[rank] for value in burst]
-    return statistics.median(values) if values else None
+def _median(row: AnyRow, name: str, rank: int) -> float | None:
+    medians_us = row.medians_us.get(name, [])
+    return medians_us[rank] if rank < len(medians_us) else None

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.config.schema import WandbMode
-from jobs.records.row import Row
+from jobs.config.choices import WandbMode
+from jobs.records.row import RowSummary
 from jobs.results.wandb import metrics, per_rank
 from jobs.results.wandb.bounded import call_within
 from jobs.results.wandb.charts import Chart
@@ -194,7 +194,7 @@ class WandbRun:
                 self._run.define_metric(f"{implementation}/{metric.name}", step_metric=metrics.STEP)
         self._run.define_metric(f"{implementation}/*", step_metric=metrics.STEP, hidden=True)
 
-    def log_row(self, row: Row, step: int, case_number: int) -> None:
+    def log_row(self, row: RowSummary, step: int, case_number: int) -> None:
         """Log a row under the names of ``metrics``; a failed check also raises an alert."""
         if row.implementation not in self._defined:
             self._defined.add(row.implementation)

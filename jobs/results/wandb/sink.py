@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
@@ -14,10 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobs.config.schema import WandbMode, WandbSettings
+from jobs.config.choices import WandbMode
+from jobs.config.schema import WandbSettings
 from jobs.errors import InfrastructureError, UsageError
+from jobs.records.case import Case
 from jobs.records.member import Member
-from jobs.records.row import Case, Row
+from jobs.records.row import RowSummary
 from jobs.results.disk.journal import JOURNAL_NAME
 from jobs.results.disk.json_safe import json_safe
 from jobs.results.wandb import metrics, per_rank
@@ -57,10 +58,10 @@ class WandbSink:
         self._starter = starter
         self._run: WandbRun | None = None
         # Without their samples, and with the tags that they bring.
-        self._rows: list[tuple[Row, list[str]]] = []
+        self._rows: list[tuple[RowSummary, list[str]]] = []
         self._per_rank_lines: deque[list[Any]] = deque(maxlen=MAX_TABLE_LINES)
         # The fastest row of each implementation; cases in the order of their numbers.
-        self._cases: dict[Case, dict[str, Row]] = {}
+        self._cases: dict[Case, dict[str, RowSummary]] = {}
         self._failed: set[Case] = set()
         self._revived = False
 
@@ -109,14 +110,12 @@ class WandbSink:
             sink._open(WandbMode.offline, run_id, fatal=mode is WandbMode.offline)
         return sink
 
-    def log_row(self, row: Row, members: Sequence[Member]) -> None:
+    def log_row(self, row: RowSummary, members: Sequence[Member]) -> None:
         """Log a row as the next step, under the names of ``metrics``; a failed check also raises an alert."""
         if self._starter is None:
             return
-        if row.samples_us:
+        if row.medians_us:
             self._per_rank_lines += per_rank.lines(row, members)
-        # These take far more memory than all the rest, and the journal has them.
-        row = dataclasses.replace(row, samples_us={}, timeline=[])
         self._rows.append((row, metrics.tags(row, members)))
         if self._run is None:
             return
@@ -127,7 +126,7 @@ class WandbSink:
         except Exception as error:
             self._note(f"a row was not logged: {_told(error)}")
 
-    def replay(self, rows: Sequence[tuple[Row, Sequence[Member]]]) -> None:
+    def replay(self, rows: Sequence[tuple[RowSummary, Sequence[Member]]]) -> None:
         """Log the rows of the job that this one continues: what of them W&B got is overwritten by the same.
 
         An offline run is then whole in its new folder, and the earlier job's folders of it are removed: ``wandb sync``
@@ -272,7 +271,7 @@ def _wanted_mode(mode: WandbMode) -> WandbMode:
     return mode
 
 
-def _time_us(row: Row) -> float:
+def _time_us(row: RowSummary) -> float:
     return math.inf if row.headline_us is None else row.headline_us
 
 

@@ -5,7 +5,10 @@ import json
 
 import numpy as np
 
-from jobs.records.row import Case, Check, Row, Spread
+from jobs.records.case import Case
+from jobs.records.check import Check
+from jobs.records.row import Row
+from jobs.records.statistics import Spread
 from jobs.results.disk.json_safe import json_safe
 
 PASSED = Check(

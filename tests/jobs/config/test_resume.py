@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 
+from jobs.config.choices import Implementation, WandbMode
 from jobs.config.resume import MAY_CHANGE, continued
-from jobs.config.schema import ClusterSettings, Implementation, KernelSettings, ProblemSettings, Settings, WandbMode
+from jobs.config.schema import ClusterSettings, KernelSettings, ProblemSettings, Settings
 from jobs.errors import UsageError
 from jobs.results.disk.run_dir import RunDir
 

@@ -5,9 +5,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from jobs.config import schema as settings
+from jobs.config.choices import Fault, Implementation, WandbMode
 from jobs.config.problem import config_dir
 from jobs.config.rules import to_settings
-from jobs.config.schema import Fault, Implementation, WandbMode, kernel_config
 from jobs.errors import UsageError
 
 settings.register()
@@ -29,8 +29,8 @@ def test_the_defaults_are_valid():
 def test_groups_and_dotted_overrides():
     got = composed("problem=llama3", "kernel=mosaic_gpu", "kernel.tile_m=64", "kernel.wg_dimension=M", "wandb=disabled")
     assert len(got.problem.layers) == 4
-    assert kernel_config(got.kernel)["tile_m"] == 64
-    assert kernel_config(got.kernel)["wg_dimension"].name == "M"
+    assert got.kernel.config["tile_m"] == 64
+    assert got.kernel.config["wg_dimension"].name == "M"
     assert got.wandb.mode is WandbMode.disabled
 
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from jobs.config.schema import Implementation, KernelSettings, Settings, TimingSettings
+from jobs.config.choices import Implementation
+from jobs.config.schema import KernelSettings, Settings, TimingSettings
 from jobs.driver.domains import settle_implementation
 from jobs.errors import UsageError
 from jobs.gang.messages import Place

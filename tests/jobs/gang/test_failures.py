@@ -11,15 +11,7 @@ from cmkernel.config import KernelConfig
 from jobs.config.schema import ClusterSettings
 from jobs.errors import GangLost, InfrastructureError, UsageError
 from jobs.gang.answers import Answer
-from jobs.gang.failures import (
-    RankFailed,
-    death_error,
-    hang_error,
-    is_death,
-    name_ranks,
-    session_error,
-    timeout_error,
-)
+from jobs.gang.failures import RankFailed, death_error, hang_error, is_death, name_ranks, session_error, timeout_error
 from jobs.gang.messages import NOWHERE, Place, Report
 from jobs.gang.neighbours import layout, refuse_loopback, refuse_shared_gpus, ring_order
 from jobs.gang.rank import _as_data

@@ -10,7 +10,6 @@ from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu
 from jax.sharding import AxisType
 
 from cmkernel import hardware
-from jobs.config.schema import kernel_config
 from jobs.measure import inputs, jax_ring, programs
 from jobs.measure.programs import Request
 from tests.jobs.config.test_rules import composed
@@ -46,7 +45,7 @@ def choose(m_shard, k, n_shard):
 
 
 def test_the_articles_shape_has_the_articles_config():
-    article = kernel_config(composed("kernel=mosaic_gpu_simple").kernel)
+    article = composed("kernel=mosaic_gpu_simple").kernel.config
     expected = {name: getattr(value, "name", value) for name, value in article.items()}
     for shape in ((1024, 4096, 4096), (4096, 8192, 7168)):
         assert choose(*shape) | expected == choose(*shape)

@@ -6,7 +6,10 @@ import json
 import pytest
 
 from cmkernel.timeline import Interval, StepTimes
-from jobs.records.row import TIMES, Case, Check, Derived, RankCheck, Row, Spread, Telemetry
+from jobs.records.case import Case
+from jobs.records.check import Check, RankCheck
+from jobs.records.row import TIMES, Derived, Row, Telemetry
+from jobs.records.statistics import Spread
 
 CASE = Case(name="article", m_shard=64, k=256, n_shard=128, dtype="bfloat16", num_ranks=2)
 PASSED = RankCheck(

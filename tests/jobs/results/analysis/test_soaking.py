@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from jobs.records.row import Check
+from jobs.records.check import Check
 from jobs.records.soak import SoakSlice
 from jobs.results.analysis.soaking import Point, lines, soaked, theil_sen
 from jobs.results.disk.journal import Journal, iterate_soak

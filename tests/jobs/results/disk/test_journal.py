@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import InfrastructureError, UsageError
-from jobs.records.row import Case, Check, Derived, Row, Spread, Telemetry
+from jobs.records.case import Case
+from jobs.records.check import Check
+from jobs.records.row import Derived, Row, Telemetry
+from jobs.records.statistics import Spread
 from jobs.results.disk.journal import Journal, finished_cases, read
 from tests.jobs.results.wandb.wandb_rows import CHECK as PASSED
 from tests.paths import ROOT

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jobs.records.row import Case
+from jobs.records.case import Case
 from jobs.results.analysis.best import Best
 from jobs.results.terminal import progress
 from jobs.results.terminal.progress import Progress

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from jobs.records.row import Case
+from jobs.records.case import Case
 from jobs.results.analysis.best import best, best_of_samples
 from jobs.results.terminal.steps import Step, steps_of, time_left_s, told_s
 from tests.jobs.config.test_rules import composed

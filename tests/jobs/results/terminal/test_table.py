@@ -5,8 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmkernel.cost import ExpectedTime, default_links
+from jobs.records.case import Case
+from jobs.records.check import Check
 from jobs.records.layout import Layout
-from jobs.records.row import TIMES, Case, Check, Derived, Row, Spread
+from jobs.records.row import TIMES, Derived, Row
+from jobs.records.statistics import Spread
 from jobs.results.terminal import table
 
 CASE = Case(name="70b_qkv", m_shard=1024, k=8192, n_shard=5120, dtype="bfloat16", num_ranks=2)

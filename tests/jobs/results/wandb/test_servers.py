@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.config.schema import WandbMode, WandbSettings
+from jobs.config.choices import WandbMode
+from jobs.config.schema import WandbSettings
 from jobs.errors import InfrastructureError
-from jobs.records.row import Case, Row, Spread
+from jobs.records.case import Case
+from jobs.records.row import Row
+from jobs.records.statistics import Spread
 from jobs.results.wandb.process import service_pids
 from jobs.results.wandb.sink import WandbSink
 from tests.jobs.results.wandb.wandb_rows import CHECK

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from jobs.config.schema import Settings, WandbMode, WandbSettings
+from jobs.config.choices import WandbMode
+from jobs.config.schema import Settings, WandbSettings
 from jobs.errors import UsageError
 from jobs.results.disk.journal import Journal
 from jobs.results.wandb import metrics

@@ -2,7 +2,10 @@
 
 import dataclasses
 
-from jobs.records.row import Case, Check, Derived, Row, Spread, Telemetry
+from jobs.records.case import Case
+from jobs.records.check import Check
+from jobs.records.row import Derived, Row, Telemetry
+from jobs.records.statistics import Spread
 
 CASE = Case(name="tiny.a", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
 CHECK = Check(
