@@ -80,9 +80,8 @@ class Benchmark:
         if RING not in names or case.num_ranks == 1 or not self._timing.timeline:
             return []
         by_rank = self._ranks.stamp(case)
-        if (
-            reason := self._measurement.first([rank if isinstance(rank, str) else None for rank in by_rank])
-        ) is not None:
+        reason = self._measurement.first([rank if isinstance(rank, str) else None for rank in by_rank])
+        if reason is not None:
             self._measurement.announce(f"{case}: no timeline of {RING}: {reason}")
             return []
         found = [rank for rank in by_rank if isinstance(rank, RingStamps)]

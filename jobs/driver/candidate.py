@@ -14,8 +14,8 @@ from jobs.records.check import Check
 from jobs.records.row import CANDIDATE, HEADLINE, AnyRow, RowSummary
 from jobs.records.statistics import RankSamples, headline_us
 
-# ``requested`` of a candidate's row: the number of its round, and a mark on the reference's row, which is a round's last
-# one: with it the round is complete.
+# ``requested`` of a candidate's row: the number of its round, and a mark on the reference's row. That row is a round's
+# last one: with it the round is complete.
 ROUND, REFERENCE = CANDIDATE + "{}/{}", ":heuristic"
 # Prefix of the reason of a candidate whose gang died; it is never retried.
 LOST = "the gang was lost with it"

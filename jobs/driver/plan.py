@@ -107,7 +107,7 @@ def _environment(job: Job, versions: dict[str, str], islands: Sequence[Island]) 
     naming, path = job.naming, job.run_dir.path
     earlier = read_environment(path) if job.settings.resume else Environment()
     known = {gangs.island: gangs.retired("the job ended") for gangs in earlier.gangs}
-    names = [island.name for island in islands] or [None]
+    names: list[str | None] = [island.name for island in islands]
     return dataclasses.replace(
         here(submitted_git_sha()),
         versions=versions,
@@ -117,5 +117,5 @@ def _environment(job: Job, versions: dict[str, str], islands: Sequence[Island]) 
         wandb_group=earlier.wandb_group if earlier.wandb_name else naming.group,
         # Chosen before the run exists: a job that is killed meanwhile still has only one.
         wandb_id=earlier.wandb_id or secrets.token_hex(4),
-        gangs=tuple(known.get(name, GangsRecord(island=name)) for name in names),
+        gangs=tuple(known.get(name, GangsRecord(island=name)) for name in names or [None]),
     )

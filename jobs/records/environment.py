@@ -99,7 +99,7 @@ class Environment:
     def to_json(self) -> dict[str, Any]:
         """JSON object of ``environment.json``: ``islands``, or the fields of the single entry of ``gangs``."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "gangs"}
-        gangs = [_without_none(dataclasses.asdict(one)) for one in self.gangs]
+        gangs = [_known(dataclasses.asdict(one)) for one in self.gangs]
         return {**data, **(gangs[0] if self.gangs[0].island is None else {"islands": gangs})}
 
     @classmethod
@@ -169,7 +169,8 @@ def _filled(gangs: Mapping[str, Any]) -> dict[str, Any]:
     return {**gangs, "members": members, **({"earlier_attempts": earlier} if earlier else {})}
 
 
-def _without_none(data: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in data.items() if value is not None and key != "earlier_attempts"}
-    earlier = [_without_none(gang) for gang in data.get("earlier_attempts", ())]
-    return {**kept, **({"earlier_attempts": earlier} if earlier else {})}
+def _known(gangs: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that say something: a gang that hasn't begun has neither number nor members."""
+    earlier = [_known(gang) for gang in gangs.get("earlier_attempts", ())]
+    known = {key: value for key, value in gangs.items() if value not in (None, ()) and (key, value) != ("attempt", 0)}
+    return {**known, **({"earlier_attempts": earlier} if earlier else {})}

@@ -24,8 +24,9 @@ class EnvironmentFile:
         run_dir.write_environment(environment)
 
     def begin(self, island: str | None) -> int:
-        """Count one more gang of an island, or of a job without islands; returns its number."""
-        return self._change(island, lambda gangs: dataclasses.replace(gangs, attempt=gangs.attempt + 1)).attempt
+        """Count one more gang of an island, or of a job without islands; returns its number. Nothing is written yet."""
+        with self._lock:
+            return self._replace(island, lambda gangs: dataclasses.replace(gangs, attempt=gangs.attempt + 1)).attempt
 
     def started(self, island: str | None, members: Sequence[Member], origin: str) -> None:
         """Record the ranks of the gang, and whether it is ``fresh`` or where it is from."""
@@ -45,10 +46,13 @@ class EnvironmentFile:
 
         self._change(island, change)
 
-    def _change(self, island: str | None, change: Callable[[GangsRecord], GangsRecord]) -> GangsRecord:
+    def _change(self, island: str | None, change: Callable[[GangsRecord], GangsRecord]) -> None:
         with self._lock:
-            gangs = {one.island: one for one in self.environment.gangs}
-            gangs[island] = change(gangs[island])
-            self.environment = dataclasses.replace(self.environment, gangs=tuple(gangs.values()))
+            self._replace(island, change)
             self._run_dir.write_environment(self.environment)
-            return gangs[island]
+
+    def _replace(self, island: str | None, change: Callable[[GangsRecord], GangsRecord]) -> GangsRecord:
+        gangs = {one.island: one for one in self.environment.gangs}
+        gangs[island] = change(gangs[island])
+        self.environment = dataclasses.replace(self.environment, gangs=tuple(gangs.values()))
+        return gangs[island]

@@ -10,7 +10,7 @@ from typing import Any
 from cmkernel.cost import ExpectedTime, peak_tflops
 from jobs.records.case import Case
 from jobs.records.layout import Layout
-from jobs.records.row import HEADLINE, TIMES, Row
+from jobs.records.row import HEADLINE, TIMES, AnyRow, Row
 
 MAX_WIDTH = 180
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -184,7 +184,7 @@ def cells(row: Row) -> list[str]:
     return [column.text(row) for column in _COLUMNS]
 
 
-def footer_lines(rows: Sequence[Row]) -> list[str]:
+def footer_lines(rows: Sequence[AnyRow]) -> list[str]:
     """The verdict over all rows, what each failed check found, and why baselines could not run."""
     failed = [row for row in rows if row.failed]
     lines = ["#"]
@@ -221,7 +221,7 @@ def _expected(expected: ExpectedTime) -> str:
     )
 
 
-def _of_island(row: Row) -> str:
+def _of_island(row: AnyRow) -> str:
     return f", island {row.island}" if row.island is not None else ""
 
 
