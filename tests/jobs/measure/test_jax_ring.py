@@ -13,7 +13,7 @@ from cmkernel import hardware
 from jobs.config.schema import kernel_config
 from jobs.measure import inputs, jax_ring, programs
 from jobs.measure.programs import Request
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 REQUEST = Request("baseline", "jax_ring")
 
