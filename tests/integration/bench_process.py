@@ -94,18 +94,3 @@ def run(
 ) -> Finished:
     """The job, from start to end."""
     return finish(start(*overrides, job=job, root=root, **env), timeout_s=timeout_s)
-
-
-def inspect(wandb_dir: str | Path, *options: str) -> list[dict]:
-    """What ``wandb leet inspect --json`` prints, as anyone would read the run: while it runs, too."""
-    leet = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", *options, str(wandb_dir)]
-    found = subprocess.run(leet, capture_output=True, text=True, timeout=60, env=environment(), check=True)
-    if "--summary" in options:
-        return [json.loads(found.stdout)]
-    return [json.loads(line) for line in found.stdout.splitlines()]
-
-
-def logged_rows(wandb_dir: str | Path) -> list[dict]:
-    """The rows in the history of a W&B run."""
-    items = [record["history"]["item"] for record in inspect(wandb_dir) if record["type"] == "history"]
-    return [item for item in items if "case/name" in item]

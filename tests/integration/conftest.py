@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.integration.ray_cluster import ray_cluster
+from tests.integration.ray_cluster import FAKE_KEY, ray_cluster
 
-# As where somebody has put the key into the environment in which Ray was started. There is no server at that address.
-FAKE_KEY = "fade0123456789abcdef0123456789abcdefade0"
+# No server listens at this address.
 WANDB_ENV = {"WANDB_API_KEY": FAKE_KEY, "WANDB_BASE_URL": "http://127.0.0.1:1"}
 
 

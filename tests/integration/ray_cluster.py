@@ -20,6 +20,8 @@ from pathlib import Path
 START_TIMEOUT_S = 90.0
 # Ray drains a node that still has actors for 30 s; nothing here is worth waiting for that long.
 STOP_TIMEOUT_S = 15.0
+# A W&B key that somebody has put into the environment in which Ray was started.
+FAKE_KEY = "fade0123456789abcdef0123456789abcdefade0"
 
 
 @dataclasses.dataclass(frozen=True)

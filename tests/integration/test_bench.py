@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jobs.results.wandb import metrics
-from tests.integration.bench_process import QUICK, ROOT, command, finish, inspect, logged_rows, run, start
+from tests.integration.bench_process import QUICK, ROOT, command, finish, run, start
+from tests.wandb_run import history, inspect
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def watched(tmp_path_factory):
         time.sleep(0.1)
     measured_s = time.monotonic()
     while process.poll() is None and seen_s is None:
-        if logged_rows(next((run_dir / "wandb").glob("offline-run-*"))):
+        if history(next((run_dir / "wandb").glob("offline-run-*"))):
             seen_s = time.monotonic() - measured_s
     return finish(process, timeout_s=180), seen_s
 
@@ -111,7 +112,7 @@ def test_a_row_is_visible_within_5_s_of_being_measured_while_the_job_runs(watche
 
 def test_the_offline_wandb_run_holds_rows_config_and_summary(finished):
     wandb_dir = finished.result["wandb_dir"]
-    rows, journal = logged_rows(wandb_dir), finished.rows()
+    rows, journal = history(wandb_dir), finished.rows()
     assert [row["case/implementation"] for row in rows] == ["ppermute", "xla", "local"] * 2
     assert [row["case/number"] for row in rows] == [1, 1, 1, 2, 2, 2]
     for row, line in zip(rows, journal, strict=True):

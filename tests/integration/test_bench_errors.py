@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from tests.integration.bench_process import QUICK, ROOT, finish, logged_rows, run, start
+from tests.integration.bench_process import QUICK, ROOT, finish, run, start
+from tests.wandb_run import history
 
 
 @pytest.mark.parametrize(
@@ -124,17 +125,14 @@ def test_a_refusing_wandb_falls_back_to_offline_loudly(refusing_server, tmp_path
     finished = run(*options, f"run_dir={tmp_path / 'run'}", WANDB_BASE_URL=refusing_server, WANDB_API_KEY=KEY)
     assert finished.code == 0, finished.stderr
     assert "offline" in finished.stderr
-    assert len(logged_rows(finished.result["wandb_dir"])) == len(finished.rows()) == 6
+    assert len(history(finished.result["wandb_dir"])) == len(finished.rows()) == 6
     assert KEY not in finished.stdout + finished.stderr
 
 
 @pytest.mark.slow
 def test_a_wandb_server_that_hangs_in_the_middle_takes_nothing_with_it(tmp_path):
-    code = (
-        "import time; from tests.jobs.results.wandb.test_servers import Server\n"
-        "print(Server(200).url, flush=True); time.sleep(600)"
-    )
-    server = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "tests.wandb_server"]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         options = [*(o for o in QUICK if not o.startswith("wandb")), "wandb=online", "wandb.finish_timeout_s=8"]
         url = server.stdout.readline().strip()
@@ -148,7 +146,7 @@ def test_a_wandb_server_that_hangs_in_the_middle_takes_nothing_with_it(tmp_path)
     assert (finished.code, finished.result["status"]) == (0, "ok"), finished.stderr
     assert "the journal" in finished.stderr, "loudly"
     # All rows are on disk, and the output says how to upload them.
-    assert len(logged_rows(finished.result["wandb_dir"])) == len(finished.rows()) == 6
+    assert len(history(finished.result["wandb_dir"])) == len(finished.rows()) == 6
     assert f"wandb sync {finished.result['wandb_dir']}" in finished.stdout
 
 

@@ -8,7 +8,7 @@ from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
 from jobs.results.terminal import table
 from tests.integration.bench_process import QUICK
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ import pytest
 from tests.integration import stick
 from tests.integration.bench_process import QUICK, ROOT, finish
 from tests.integration.hosts import hosts
-from tests.jobs.results.wandb.test_sink import history
+from tests.wandb_run import history
 
 pytestmark = pytest.mark.slow
 
@@ -376,24 +376,13 @@ def test_two_jobs_at_once(cluster, tmp_path):
     assert [len(f.rows()) for f in finished] == [2, 2]
 
 
-WANDB_SERVER = """
-import http.server, threading, time
-from tests.jobs.results.wandb.test_servers import Handler
-
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-server.requests, server.history, server.frozen, server.status = [], [], threading.Event(), 200
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
 def test_frozen_wandb_server(cluster, tmp_path):
     """SIGSTOP of the server while the job measures: it ends in time, and says where the rows are."""
     h1 = cluster.hosts[0]
-    command = h1.command(sys.executable, "-c", WANDB_SERVER)
+    command = h1.command(sys.executable, "-m", "tests.wandb_server")
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
-            url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+            url = server.stdout.readline().strip()
             overrides = [o for o in SMALL if not o.startswith("wandb")]
             overrides += ["problem.m_shard=[32,40,48]", "wandb=online", "wandb.finish_timeout_s=10"]
             job = Job(cluster, tmp_path / "run", *overrides, WANDB_BASE_URL=url, WANDB_API_KEY="0123456789" * 4)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.bench_process import QUICK, inspect, run, start
+from tests.integration.bench_process import QUICK, run, start
+from tests.wandb_run import inspect
 
 pytestmark = pytest.mark.slow
 OPTIONS = [option for option in QUICK if not option.startswith("wandb")]

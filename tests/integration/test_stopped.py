@@ -17,7 +17,7 @@ from jobs.results.disk.json_safe import json_safe
 from jobs.results.disk.run_dir import RunDir
 from tests.integration.bench_process import QUICK, ROOT, Finished, environment, finish, run, start
 from tests.jobs.comparison.simulated_runs import row
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 OFFLINE = [*(option for option in QUICK if not option.startswith("wandb")), "wandb=offline", "problem.m_shard=32"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.bench_process import QUICK, ROOT, environment, parse_result, run
-from tests.integration.conftest import FAKE_KEY
+from tests.integration.ray_cluster import FAKE_KEY
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from jobs.errors import GangLost
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
 from tests.integration.bench_process import QUICK, finish, run, start
-from tests.integration.test_compare import FAIL_OVER, SPREAD, compare, in_slow_checkout
-from tests.jobs.config.test_rules import composed
+from tests.integration.comparison import FAIL_OVER, SPREAD, compare, in_slow_checkout
+from tests.jobs.composed import composed
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 from jobs.errors import UsageError
 from jobs.gang.gang import Gang
 from jobs.gang.warm_gang import WarmGang
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 pytestmark = pytest.mark.slow
 SETTINGS = composed("cluster=local", "cluster.num_ranks=2").cluster

@@ -1,21 +1,12 @@
 """Composed configs: what Hydra users expect works, and every mistake names its option."""
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from jobs.config import schema as settings
 from jobs.config.choices import Fault, Implementation, WandbMode
-from jobs.config.problem import config_dir
-from jobs.config.rules import to_settings
 from jobs.errors import UsageError
-
-settings.register()
-
-
-def composed(*overrides):
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return to_settings(compose("config", overrides=list(overrides)))
+from tests.jobs.composed import composed
 
 
 def test_the_defaults_are_valid():

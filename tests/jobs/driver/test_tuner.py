@@ -9,7 +9,7 @@ from jobs.driver.benchmark import Benchmark
 from jobs.driver.candidate import LOST, complete_rounds, done_with, handicap, relative
 from jobs.driver.tuner import Tuner
 from jobs.errors import UsageError
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 from tests.jobs.run_rows import article_rows, not_run
 
 ROW = article_rows()[0]

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from cmkernel import hardware
 from jobs.measure import inputs, jax_ring, programs
 from jobs.measure.programs import Request
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 REQUEST = Request("baseline", "jax_ring")
 

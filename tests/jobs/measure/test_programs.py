@@ -15,7 +15,7 @@ from jobs.measure import inputs, programs
 from jobs.measure.programs import Request
 from jobs.records.case import Case
 from jobs.records.layout import Layout
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 CASE = Case(name="tiny", m_shard=16, k=64, n_shard=32, dtype="float32", num_ranks=1)
 LENGTH = 5

@@ -5,7 +5,7 @@ import pytest
 from jobs.records.case import Case
 from jobs.results.analysis.best import best, best_of_samples
 from jobs.results.terminal.steps import Step, steps_of, time_left_s, told_s
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 CASE = Case(name="tiny", m_shard=1024, k=4096, n_shard=4096, dtype="bfloat16", num_ranks=8)
 SETTINGS = composed("timing.bursts=2")
