@@ -36,14 +36,14 @@ class Job:
     """Tuned configs that ``kernel.table`` names; ``None``: those that ship with cmkernel."""
 
 
-def open_job(config: DictConfig, kind: Kind) -> Job:
-    """The job that a composed config asks for.
+def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
+    """The job that a composed config asks for, with its run directory.
 
     Raises:
       UsageError: an option breaks its rule, contradicts the job that is resumed, or names a file that can't be used.
       InfrastructureError: the disk is full or broken.
     """
-    naming, settings = Naming.of_job(), to_settings(config)
+    settings = to_settings(config)
     if settings.resume is None:
         # The number of ranks may still be unknown; the sizes are not.
         expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)

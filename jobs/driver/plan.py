@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 from collections.abc import Sequence
 
+from cmkernel import Table
 from jobs.config.choices import World
 from jobs.config.problem import expand, resolve_problem
 from jobs.config.schema import Settings
@@ -69,20 +70,19 @@ def resolve(job: Job, cluster: Cluster, rows: Sequence[RowSummary]) -> Plan:
         kind=job.kind,
         run_dir=job.run_dir,
         cases=cases,
-        requests=requests_of(job),
+        requests=requests_of(settings, job.table),
         islands=islands,
         environment=_environment(job, versions, islands),
         overrides=job.naming.overrides,
     )
 
 
-def requests_of(job: Job) -> tuple[Request, ...]:
-    """The implementation that the config asks for, then the baselines beside it."""
-    kernel = job.settings.kernel
-    wanted = kernel.implementation.value
-    baselines = [name for name in job.settings.timing.baselines if name != wanted]
-    target = Request(wanted, wanted, kernel.config, job.table)
-    return target, *(Request(BASELINE, name, table=job.table) for name in baselines)
+def requests_of(settings: Settings, table: Table | None = None) -> tuple[Request, ...]:
+    """The implementation that the config asks for, then the baselines beside it; ``table`` has their tuned configs."""
+    wanted = settings.kernel.implementation.value
+    baselines = [name for name in settings.timing.baselines if name != wanted]
+    target = Request(wanted, wanted, settings.kernel.config, table)
+    return target, *(Request(BASELINE, name, table=table) for name in baselines)
 
 
 def name_islands(islands: Sequence[Island]) -> str:

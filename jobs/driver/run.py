@@ -19,6 +19,7 @@ from jobs.driver.conclusion import conclude
 from jobs.driver.islands import Islands
 from jobs.driver.kind import Kind
 from jobs.driver.ledger import Ledger
+from jobs.driver.naming import Naming
 from jobs.driver.opening import Job, open_job
 from jobs.driver.outcome import Outcome
 from jobs.driver.plan import Plan, name_islands, resolve
@@ -47,7 +48,7 @@ def run(config: DictConfig, warm: WarmGang, outcome: Outcome, kind: Kind) -> Non
     Raises:
       JobError, JobStopped: before the job began to measure; what ends it later is in ``outcome``.
     """
-    job = open_job(config, kind)
+    job = open_job(config, kind, Naming.of_job())
     # From here on no other job can have this folder.
     with Journal(job.run_dir.journal_path) as journal, _logging_to(job.run_dir.log_path):
         _begin(job, outcome)

@@ -47,8 +47,8 @@ class GangsRecord:
     earlier_attempts: tuple[GangRecord, ...] = ()
 
     def all(self) -> tuple[GangRecord, ...]:
-        """Every gang, the last one first."""
-        return GangRecord(attempt=self.attempt or 1, members=self.members), *self.earlier_attempts
+        """Every gang, in order."""
+        return *self.earlier_attempts, GangRecord(attempt=self.attempt or 1, members=self.members)
 
     def retired(self, ended: str) -> GangsRecord:
         """Move the last gang to the earlier ones."""
@@ -173,4 +173,5 @@ def _known(gangs: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that say something: a gang that hasn't begun has neither number nor members."""
     earlier = [_known(gang) for gang in gangs.get("earlier_attempts", ())]
     known = {key: value for key, value in gangs.items() if value not in (None, ()) and (key, value) != ("attempt", 0)}
-    return {**known, **({"earlier_attempts": earlier} if earlier else {})}
+    lists = {"members": list(gangs["members"]), "earlier_attempts": earlier}
+    return {**known, **{key: value for key, value in lists.items() if value}}

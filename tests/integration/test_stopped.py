@@ -88,7 +88,7 @@ def test_no_temporary_folder_stays(within, tmp_path):
 
 def test_all_rows_are_counted_where_a_signal_comes_while_they_are_read(tmp_path):
     count = 20_000
-    line = json.dumps(json_safe(row({"call_us": [[[100.0]], [[101.0]]]}).to_json()), allow_nan=False) + "\n"
+    line = json.dumps(json_safe(row({"call_us": [[[100.0]], [[101.0]]]})), allow_nan=False) + "\n"
     run_dir = RunDir.create(str(tmp_path), submission_id=None)
     run_dir.write_config(composed("wandb=disabled"))
     run_dir.journal_path.write_text(line * count)

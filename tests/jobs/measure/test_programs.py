@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 
 import cmkernel
 from cmkernel import Links
-from jobs.driver.benchmark import requests_of
+from jobs.driver.plan import requests_of
 from jobs.measure import inputs, programs
 from jobs.measure.programs import Request
 from jobs.records.case import Case

@@ -121,7 +121,7 @@ def test_slices_survive_their_journal(tmp_path):
             journal.append(one)
     assert list(iterate_soak(path)) == slices
     assert list(iterate_soak(tmp_path / "none")) == []
-    line = json.dumps({**json_safe(slices[0].to_json()), "version": 2})
+    line = json.dumps({**json_safe(slices[0]), "version": 2})
     path.write_text(line + "\n")
     with pytest.raises(Exception, match="version=2 of a slice must be 1"):
         list(iterate_soak(path))
