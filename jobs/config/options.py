@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from omegaconf import DictConfig
+
 from jobs.errors import UsageError
 
 # Old names of options, with the reason for the new one.
@@ -49,11 +51,18 @@ def refuse_value(name: str, field: dataclasses.Field[Any], value: Any) -> None:
     raise UsageError(f"{name}={value} must be {law}{reason}")
 
 
-def refuse_renamed(name: str) -> None:
-    """Raise ``UsageError`` where an option has another name now."""
-    if name in RENAMED:
-        new, reason = RENAMED[name]
-        raise UsageError(f"{name} is now called {new}: {reason}")
+def renamed_option(text: str) -> str | None:
+    """Message about the old name of an option in ``text``; ``None`` where there is none."""
+    return next((f"{old} is now called {new}: {why}" for old, (new, why) in RENAMED.items() if old in text), None)
+
+
+def with_new_names(config: DictConfig) -> DictConfig:
+    """A recorded config whose renamed options have their present names."""
+    for old, (new, _) in RENAMED.items():
+        group, name = old.split(".")
+        if name in config.get(group, {}):
+            config[group][new.split(".")[1]] = config[group].pop(name)
+    return config
 
 
 def _obeys(value: float, rule: str) -> bool:

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cmkernel.config import CONFIG_TYPES
 from jobs.config.choices import Fault, World
 from jobs.config.implementations import IMPLEMENTATIONS
-from jobs.config.options import leaves, refuse_renamed, refuse_value
+from jobs.config.options import leaves, refuse_value, renamed_option
 from jobs.config.schema import CheckSettings, ClusterSettings, KernelSettings, Settings, TimingSettings
 from jobs.errors import UsageError
 
@@ -42,7 +42,8 @@ def _refuse_unknown(config: DictConfig, schema: type, prefix: str) -> None:
     fields = get_type_hints(schema)
     for key in map(str, config):
         option = f"{prefix}{key}"
-        refuse_renamed(option)
+        if message := renamed_option(option):
+            raise UsageError(message)
         if key not in fields:
             raise UsageError(f"{option} is no option; {prefix.rstrip('.') or 'the config'} has {', '.join(fields)}")
         if dataclasses.is_dataclass(fields[key]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from jobs.results.wandb.sink import WandbSink
 
 logger = logging.getLogger(__name__)
+
+_INSTALL = "run scripts/bench.sh, which makes an environment with all packages, or install requirements.lock"
 
 
 @dataclasses.dataclass
@@ -51,6 +54,9 @@ class Outcome:
         except (JobError, JobStopped) as error:
             self.end(error.status, error.exit_code, f"{where}{error}")
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(("jobs", "cmkernel")):
+                self.end("infrastructure_error", EXIT_INFRASTRUCTURE, f"{sys.executable}: {error}; {_INSTALL}")
+                return
             logger.exception("a bug, or an error that nobody foresaw")
             self.end("internal_error", EXIT_INFRASTRUCTURE, f"{where}{type(error).__name__}: {error}")
 

@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records.case import Case
 from jobs.records.row import AnyRow, Row
 from jobs.records.soak import SoakSlice
-from jobs.results.disk.json_safe import json_safe, one_line
+from jobs.results.disk.json_safe import json_safe
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +142,15 @@ def finished_cases(rows: Iterable[AnyRow], *, baselines: Collection[str]) -> set
         for case, found in by_case.items()
         if not all(row.is_baseline for row in found) and set(baselines) <= {row.implementation for row in found}
     }
+
+
+def one_line(error: ValueError) -> str:
+    """First complaint of an error: JSON's own, or pydantic's with the field that it is about."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        return f"{field}: {first['msg']}" if field else first["msg"]
+    return str(error)
 
 
 def _parsed[T](line: bytes, where: str, adapter: TypeAdapter[T]) -> T:

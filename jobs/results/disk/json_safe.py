@@ -10,8 +10,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 
 def json_safe(value: Any) -> Any:
     """``value`` of plain dicts, lists, strings, numbers, booleans and ``None``.
@@ -40,12 +38,3 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [json_safe(item) for item in value]
     raise TypeError(f"{type(value).__name__} can't be written as JSON: {value!r}")
-
-
-def one_line(error: ValueError) -> str:
-    """First complaint of an error: JSON's own, or pydantic's with the field that it is about."""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        return f"{field}: {first['msg']}" if field else first["msg"]
-    return str(error)

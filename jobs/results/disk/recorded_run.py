@@ -13,8 +13,7 @@ from jobs.records.member import Member
 from jobs.records.row import Row
 from jobs.results.analysis.robust import DEFAULT_OUTLIER_Z
 from jobs.results.analysis.soaking import Point
-from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME, iterate_soak, read
-from jobs.results.disk.json_safe import one_line
+from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME, iterate_soak, one_line, read
 from jobs.results.disk.run_dir import ENVIRONMENT_NAME
 
 

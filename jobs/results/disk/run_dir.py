@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from jobs.config.options import with_new_names
 from jobs.config.rules import to_settings
 from jobs.config.schema import Settings
 from jobs.errors import InfrastructureError, UsageError
@@ -110,7 +111,7 @@ class RunDir:
         """
         path = self.path / _CONFIG_NAME
         try:
-            return to_settings(cast(DictConfig, OmegaConf.create(path.read_text())))
+            return to_settings(with_new_names(cast(DictConfig, OmegaConf.create(path.read_text()))))
         except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{path}: {error}") from error
 

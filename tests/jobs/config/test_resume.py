@@ -85,6 +85,15 @@ def test_config_comes_back_as_it_was(stored, tmp_path):
     assert RunDir.reopen(str(tmp_path), submission_id=None).read_config() == stored
 
 
+def test_a_recorded_config_may_have_the_old_names_of_options(stored, tmp_path):
+    run_dir = RunDir.create(str(tmp_path), submission_id=None)
+    stored.cluster.link_gbytes_per_s = 100.0
+    run_dir.write_config(stored)
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("link_gbytes_per_s", "link_gbps").replace("nic_gbytes_per_s", "nic_gbps"))
+    assert run_dir.read_config() == stored
+
+
 def test_unknown_option_of_another_version_is_named(stored, tmp_path):
     run_dir = RunDir.create(str(tmp_path), submission_id=None)
     run_dir.write_config(stored)
