@@ -185,7 +185,7 @@ def _counts(rows: Sequence[Row], references: Sequence[Row]) -> str:
     stopped = sum(0 < _bursts(row) < most for row in configs)
     counts = {"FAILED": failed, "could not run": untimed, "stopped early": stopped}
     told = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    return f"{len(configs)} other configs tried" + (f", {told}" if told else "")
+    return f"{len(configs)} other {'config' if len(configs) == 1 else 'configs'} tried" + (f", {told}" if told else "")
 
 
 def _ratio(row: Row, reference: Row) -> float:

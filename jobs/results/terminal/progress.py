@@ -17,6 +17,7 @@ from rich.text import Text
 from jobs.results.analysis.best import Best
 from jobs.results.terminal.steps import Step, told_s
 from jobs.results.terminal.track import Track
+from jobs.results.terminal.wrapping import width_of, wrapped
 
 PLAIN_INTERVAL_S = 5.0
 # The driver shares its host with ranks that are being timed: two redraws a second don't disturb them.
@@ -92,14 +93,24 @@ class Progress:
         elif self._last_line_s is None or now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
             parts = [text, f"about {told_s(self.left_s or 0.0)} left", *([str(best)] if best else [])]
-            print(f"# {sum(numbers)}/{self._num_steps} {'; '.join(parts)}", file=self._stream, flush=True)
+            self.note(f"# {sum(numbers)}/{self._num_steps} {'; '.join(parts)}")
 
     @property
     def _num_steps(self) -> int:
         return sum(track.num_steps for track in self._tracks.values())
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal, or those of a log's lines."""
+        return width_of(self._stream)
+
+    def note(self, line: str) -> None:
+        """A line of words that stays, wrapped between them."""
+        for part in wrapped([line], self.width):
+            self.print(part)
+
     def print(self, line: str) -> None:
-        """A line that stays, at once: above the bar where there is one."""
+        """A line that stays, at once and as it is: above the bar where there is one."""
         if self._bar:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -107,11 +118,11 @@ class Progress:
 
 
 class _Bar(RichProgress):
-    """What runs on a line of its own, as long as the terminal is wide, and the bar below."""
+    """What runs, wrapped between words, and the bar below."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         for task in self.tasks:
-            yield Text(task.description, no_wrap=True, overflow="ellipsis")
+            yield Text(task.description)
         yield self.make_tasks_table(self.tasks)
 
 

@@ -23,22 +23,23 @@ def plan(*names: str, expected_s: float = 60.0) -> list[Step]:
 
 
 def test_log_gets_one_plain_line_every_few_seconds(monkeypatch):
-    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.2)
-    stream = io.StringIO()
+    clock, stream = 100.0, io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock)
     steps = plan("inputs", "check", "warm-up", "burst 1", "burst 2", "burst 3")
     with Progress(stream) as shown:
         shown.expect(steps)
         shown.begin(steps[0], "inputs")
+        clock += 2
         shown.begin(steps[1], "too soon")
         shown.print(LONG_LINE)
-        time.sleep(0.25)
+        clock += progress.PLAIN_INTERVAL_S - 2
         shown.begin(steps[3], "70b_qkv: ppermute: burst 1", BEST)
         shown.begin(steps[4], "too soon again", BEST)
     assert stream.getvalue().splitlines() == [
         "# 1/6 inputs; about 6 min left",
         LONG_LINE,
-        # Two of the steps took no time, so the rest won't either.
-        "# 4/6 70b_qkv: ppermute: burst 1; about 1 s left; best ppermute 12.5 us, 1.25x local",
+        # Two steps of 60 s took 5 s, so the other three will take 7.5 s.
+        "# 4/6 70b_qkv: ppermute: burst 1; about 8 s left; best ppermute 12.5 us, 1.25x local",
     ]
 
 
