@@ -29,7 +29,6 @@ from jobs.results.analysis.best import Best
 from jobs.results.disk.run_dir import RunDir
 from jobs.results.terminal import table
 from jobs.results.terminal.steps import Step, soak_step
-from jobs.results.terminal.wrapping import wrapped
 
 logger = logging.getLogger(__name__)
 
@@ -214,10 +213,8 @@ class Attempts:
     def _introduce(self, gang: Gang, more: Sequence[str]) -> None:
         """Machine, versions and all cases; of a later gang the machine is all that may differ."""
         members = [dataclasses.asdict(member) for member in gang.members]
-        view = self._ledger.view
-        later = wrapped([*table.device_lines(members, self.name), *more], view.width)
-        columns = table.column_lines(view, islands=self._island is not None)
-        self._ledger.introduce([*wrapped([*self._header(gang, members), *more], view.width), *columns], later)
+        later = [*table.device_lines(members, self.name), *more]
+        self._ledger.introduce([*self._header(gang, members), *more], later, islands=self._island is not None)
 
     def _header(self, gang: Gang, members: Sequence[dict[str, Any]]) -> list[str]:
         doing, timeout_s = "reading links", self._settings.cluster.step_timeout_s

@@ -56,8 +56,7 @@ class Ledger:
         self._progress = progress
         self._soak_journal = soak_journal
         self._outlier_z = outlier_z
-        self.view = view
-        """How rows are shown."""
+        self._view = view
         self._introduced = False
 
     def rows(self, island: str | None) -> list[Row]:
@@ -77,7 +76,7 @@ class Ledger:
                 self._journal.append(row)
                 assert self._outcome.wandb is not None
                 self._outcome.wandb.log_row(row.condensed(), members)
-                for line in table.row_lines(row, self.view, beside=rows):
+                for line in table.row_lines(row, self._view, beside=rows):
                     self._progress.print(line)
                 self._outcome.rows.append(row.condensed(of_verdict=True))
 
@@ -102,11 +101,13 @@ class Ledger:
                     f"WRONG: iterations {found.wrong[:8]} of the soak of {found.implementation} on {found.case}"
                 )
 
-    def introduce(self, first: Sequence[str], later: Sequence[str]) -> None:
-        """What stands above the rows of a gang: ``first`` for the job's first one, ``later`` for any other."""
+    def introduce(self, first: Sequence[str], later: Sequence[str], *, islands: bool) -> None:
+        """Print what stands above the rows of a gang: ``first`` and the columns for the first one, else ``later``."""
         with self.lock:
-            lines, self._introduced = later if self._introduced else first, True
-            for line in lines:
+            is_first, self._introduced = not self._introduced, True
+            for line in first if is_first else later:
+                self._progress.note(line)
+            for line in table.column_lines(self._view, islands=islands) if is_first else ():
                 self._progress.print(line)
 
     def print(self, line: str) -> None:

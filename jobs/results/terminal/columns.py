@@ -90,7 +90,8 @@ def _derived(
     roomy: int = 0,
 ) -> Column:
     def text(row: Row, width: int) -> str:
-        return _number(getattr(row.derived, name), width, scale, digits) if row.derived else NONE
+        fixed = None if roomy and width >= roomy else digits
+        return _number(getattr(row.derived, name), width, scale, fixed) if row.derived else NONE
 
     return Column(title, unit, width, text, meaning, roomy=roomy)
 

@@ -1,4 +1,4 @@
-"""The table on standard output, in the manner of nccl-tests: one line a row, everything else behind ``#``."""
+"""Table on standard output, like that of nccl-tests: one line a row; every other line begins with ``#``."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def header_lines(
     cases: Sequence[tuple[Case, ExpectedTime | None]],
     island: str | None = None,
 ) -> list[str]:
-    """What runs where.
+    """Ranks, devices, versions, links and cases.
 
     Args:
-      members: one per rank, in rank order: ``rank``, ``host``, ``pid``, ``device_kind`` and, on GPUs, ``gpu_index``,
-        ``gpu_uuid`` and ``driver_version``.
-      versions: of the software, by name.
-      links: how the devices are connected.
-      cases: what will be measured, each with its modelled times where there is a model of the device.
-      island: whose ranks these are, where they aren't all.
+      members: one for each rank, in rank order: ``rank``, ``host``, ``pid``, ``device_kind`` and, on GPUs,
+        ``gpu_index``, ``gpu_uuid`` and ``driver_version``.
+      versions: software versions by name.
+      links: connection of the devices.
+      cases: the cases, each with its modelled times where the device has a model.
+      island: name of the ranks' island; ``None``: these are all ranks.
     """
     hosts = list(dict.fromkeys(str(member["host"]) for member in members))
     drivers = sorted({str(member["driver_version"]) for member in members if member.get("driver_version")})
@@ -48,7 +48,7 @@ def header_lines(
         f"# Links    : {links or NONE}",
         f"# Cases    : {len(cases)}"
         + (
-            "; expected from the datasheet's peak and link; bound: the article's D x local + 6 us x (D-1)"
+            "; expected from the datasheet's peak and link; bound: the JAX tutorial's D x local + 6 us x (D-1)"
             if modelled
             else ""
         ),
@@ -58,12 +58,12 @@ def header_lines(
 
 
 def device_lines(members: Sequence[Mapping[str, Any]], island: str | None = None) -> list[str]:
-    """Where the ranks are, those of an ``island`` or all; ``members`` as in ``header_lines``."""
+    """Host and device of each rank, of an ``island`` or of the job; ``members`` as in ``header_lines``."""
     return [f"# Devices of island {island}" if island else "# Devices", *(_member_line(member) for member in members)]
 
 
 def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[str]:
-    """What the cost model expects of both portable rings on each case; nothing where all ranks are on one host."""
+    """Expected times of both portable rings on each case, by the cost model; empty if all ranks share a host."""
     if hosts.num_hosts == 1:
         return []
     if (refusal := hosts.two_level_refusal) is not None:
@@ -72,7 +72,7 @@ def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[s
     return [
         f"# Hosts    : {hosts.num_hosts} of {_count(hosts.ranks_per_host[0], 'rank')}; modelled with "
         f"{links.link_gbytes_per_s:g} GB/s within a host and {links.nics_per_host} x {links.nic_gbytes_per_s:g} GB/s "
-        "to the others" + ("; the multiply counts as nothing where its peak isn't known" if unknown else ""),
+        "to the others" + ("; a multiply of unknown peak counts as nothing" if unknown else ""),
         *(f"#   {case}  {hosts.expected_rings(case, device_kind)}" for case in cases),
     ]
 

@@ -43,6 +43,36 @@ def test_log_gets_one_plain_line_every_few_seconds(monkeypatch):
     ]
 
 
+def test_a_long_line_of_a_log_goes_on_below():
+    stream = io.StringIO()
+    steps = plan("inputs")
+    with Progress(stream) as shown:
+        shown.expect(steps)
+        shown.begin(steps[0], f"{CASE}: " + "ppermute_two_level: " * 2, BEST)
+        shown.note("# Restart 1 of 3: " + "rank 1 of host-7 died " * 10)
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 120
+    assert lines[0].endswith("; about 60 s left")
+    assert lines[1] == f"#   {BEST}"
+    assert lines[2].startswith("# Restart 1 of 3: rank 1 of host-7 died")
+    assert all(line.startswith("#   ") for line in lines[3:])
+
+
+def test_no_word_is_broken_on_a_terminal_of_80_columns(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream, text = terminal
+    steps = plan("inputs", "check")
+    with Progress(stream) as shown:
+        shown.expect(steps)
+        shown.begin(steps[0], f"{CASE}: ppermute_two_level: inputs of the case are drawn", BEST)
+        assert shown.width == 80
+        shown.note("# a reason " + "wide_word_of_a_reason " * 8)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text()).replace("\r", "\n")
+    words = {word for line in plain.splitlines() for word in line.split()}
+    assert {"ppermute_two_level:", "1.25x", "wide_word_of_a_reason"} <= words
+    assert all(len(line.rstrip()) <= 80 for line in plain.splitlines())
+
+
 def test_time_left_counts_what_was_skipped_as_gone(monkeypatch):
     clock = 100.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock)

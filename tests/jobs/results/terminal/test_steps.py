@@ -4,7 +4,7 @@ import pytest
 
 from jobs.records.row import Case
 from jobs.results.analysis.best import best, best_of_samples
-from jobs.results.terminal.steps import Step, steps_of, time_left_s, told_s
+from jobs.results.terminal.steps import Step, duration, steps_of, time_left_s
 from tests.jobs.config.test_rules import composed
 
 CASE = Case(name="tiny", m_shard=1024, k=4096, n_shard=4096, dtype="bfloat16", num_ranks=8)
@@ -71,7 +71,7 @@ def test_time_left_is_scaled_by_what_was_done(done_expected_s, done_s, current_s
     ("seconds", "text"), [(0.2, "1 s"), (59.6, "60 s"), (100, "2 min"), (5399, "1 h 30 min"), (7500, "2 h 05 min")]
 )
 def test_durations_for_people(seconds, text):
-    assert told_s(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_best_is_the_fastest_that_communicates():
