@@ -105,9 +105,9 @@ def row_lines(row: Row, view: View = DEFAULT_VIEW, *, beside: Sequence[Row] = ()
       beside: the rows that were measured together with it; those of a tuner are named by what differs.
     """
     columns = shown(view, islands=row.island is not None)
-    found = line(columns, [column.text(row, column.width) for column in columns])
+    text = line(columns, [column.text(row, column.width) for column in columns])
     config = _config(row, view, beside)
-    return [found, *wrapped([f"#   {config}"] if config else [], view.width)]
+    return [text, *wrapped([f"#   {config}"] if config else [], view.width)]
 
 
 def _config(row: Row, view: View, beside: Sequence[Row]) -> str:
