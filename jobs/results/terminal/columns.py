@@ -16,7 +16,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """How one job shows its table."""
+    """Settings of the table of one job."""
 
     columns: Columns = Columns.default
     width: int = LOG_WIDTH
