@@ -29,6 +29,13 @@ class WandbMode(Enum):
     disabled = "disabled"
 
 
+class Columns(Enum):
+    """Columns of the table on standard output."""
+
+    default = "default"
+    all = "all"
+
+
 class Implementation(Enum):
     """Values of ``kernel.implementation``: the names of ``cmkernel.all_gather_matmul``."""
 

@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from cmkernel.config import MatmulDimension
-from jobs.config.choices import ClusterMode, Fault, Implementation, WandbMode, World
+from jobs.config.choices import ClusterMode, Columns, Fault, Implementation, WandbMode, World
 from jobs.config.options import option
 
 
@@ -225,6 +225,8 @@ class ResultsSettings:
 
     report: bool = option(True, may_change=True)
     """Pictures and report.html when the job ends; ``python -m jobs.report RUN_DIR`` makes them later."""
+    columns: Columns = option(Columns.default, may_change=True)
+    """default: those that fit 120 columns, or the terminal where it is narrower. all: every one, about 190 wide."""
 
 
 @dataclass

@@ -158,7 +158,8 @@ class Attempts:
         """Print machine, versions and all cases; of a later gang only the machine may differ."""
         more = [f"# {change}"] if change else []
         first = header_lines(ranks, self._plan.cases, self.name)
-        self._ledger.introduce([*first, *more], [*device_lines(ranks, self.name), *more])
+        later = device_lines(ranks, self.name)
+        self._ledger.introduce([*first, *more], [*later, *more], islands=self._island is not None)
 
     def _begin(self, step: Step, text: str, best: Best | None) -> None:
         self._note_restart()

@@ -96,12 +96,14 @@ def _run_hydra(job: Job, session: _Session) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from hydra.types import RunMode
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from jobs.config.problem import config_dir
     from jobs.config.schema import register
 
     register()
+    OmegaConf.register_new_resolver("job_help", _job_help, replace=True)
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def task(config: DictConfig) -> None:
@@ -124,6 +126,11 @@ def _run_hydra(job: Job, session: _Session) -> None:
         # argparse has printed what is wrong.
         if error.code:
             session.whole.end("usage_error", EXIT_USAGE, "the command line can't be parsed")
+
+
+def _job_help() -> str:
+    """Head of ``--help``: the docstring of the module that runs."""
+    return (sys.modules["__main__"].__doc__ or "").strip().replace("``", "") + "\n"
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -28,7 +28,6 @@ def header_lines(ranks: Ranks, cases: Sequence[Case], island: str | None) -> lis
             island=island,
         ),
         *table.host_lines(ranks.layout, cases, ranks.device_kind),
-        *table.column_lines(islands=island is not None),
     ]
 
 

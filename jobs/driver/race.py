@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jobs.driver.candidate import Candidate, ranking_score
+from jobs.driver.candidate import Candidate
 from jobs.driver.measurement import Measurement
 from jobs.records.case import Case
 from jobs.records.row import HEADLINE
 from jobs.records.statistics import headline_us
+from jobs.results.analysis.rounds import ranking_score
 from jobs.results.terminal.steps import Step, burst_name, round_name
 
 

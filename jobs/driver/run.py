@@ -31,6 +31,7 @@ from jobs.records.environment import short_sha
 from jobs.results.analysis.soaking import Point
 from jobs.results.disk.environment_file import EnvironmentFile
 from jobs.results.disk.journal import Journal, iterate, iterate_soak
+from jobs.results.terminal.columns import View
 from jobs.results.terminal.progress import Progress
 from jobs.results.wandb.sink import WandbSink
 from jobs.signals import signals_held
@@ -87,7 +88,8 @@ def _execute(plan: Plan, cluster: Cluster, warm: WarmGang, journal: Journal, out
         soak_journal = stack.enter_context(Journal(plan.run_dir.soak_path)) if soak_s(plan.settings) else None
         progress = stack.enter_context(Progress(sys.stdout))
         outlier_z = plan.settings.cluster.outlier_z
-        ledger = Ledger(journal, outcome, progress, soak_journal=soak_journal, outlier_z=outlier_z)
+        view = View(plan.settings.results.columns, progress.width, tuple(plan.settings.kernel.config))
+        ledger = Ledger(journal, outcome, progress, soak_journal=soak_journal, outlier_z=outlier_z, view=view)
         common = (plan, cluster, warm, ledger, environment)
         if not plan.islands:
             Attempts(*common).run()

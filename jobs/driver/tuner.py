@@ -14,18 +14,7 @@ from jobs.config.choices import World
 from jobs.config.implementations import IMPLEMENTATIONS
 from jobs.config.schema import Settings
 from jobs.config.tuned_table import add_entry
-from jobs.driver.candidate import (
-    LOST,
-    REFERENCE,
-    ROUND,
-    Candidate,
-    complete_rounds,
-    configs_done,
-    ends_case,
-    verdict,
-    winner,
-    winner_sentence,
-)
+from jobs.driver.candidate import LOST, Candidate, configs_done
 from jobs.driver.kind import Kind
 from jobs.driver.measurement import Measurement
 from jobs.driver.race import check_fastest, race
@@ -33,6 +22,7 @@ from jobs.errors import GangLost, InfrastructureError, UsageError
 from jobs.measure.programs import Opened, Request
 from jobs.records.case import Case
 from jobs.records.row import HEADLINE, Row, RowSummary, Telemetry
+from jobs.results.analysis.rounds import REFERENCE, ROUND, complete_rounds, ends_case, verdict, winner, winner_sentence
 from jobs.results.terminal.steps import Step, round_name, tuning_steps
 
 

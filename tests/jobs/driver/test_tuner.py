@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 
 from jobs.driver.benchmark import BENCH
-from jobs.driver.candidate import LOST, complete_rounds, configs_done, ranking_score, relative
+from jobs.driver.candidate import LOST, configs_done
 from jobs.driver.naming import Naming
 from jobs.driver.opening import open_job
 from jobs.driver.tuner import TUNE
 from jobs.errors import UsageError
+from jobs.results.analysis.rounds import complete_rounds, ranking_score, relative
 from tests.jobs.composed import composed, composed_config
 from tests.jobs.run_rows import article_rows, not_run
 
