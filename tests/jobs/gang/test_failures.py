@@ -46,7 +46,7 @@ def test_death_is_named_with_the_other_ranks():
     assert isinstance(error, GangLost)
     assert str(error).startswith("rank 1 on host1 (pid 12) died while timing xla: ActorDiedError: ")
     assert "host1:/logs/worker.err" in str(error)
-    assert str(error).endswith("; dead, too: rank 0 on host1 (pid 11); unresponsive: rank 2 on host2 (pid 13)")
+    assert str(error).endswith("; also dead: rank 0 on host1 (pid 11); unresponsive: rank 2 on host2 (pid 13)")
 
 
 def test_death_before_the_first_answer():
