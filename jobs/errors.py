@@ -43,7 +43,7 @@ class GangLost(InfrastructureError):
     def __init__(self, message: str, places: Sequence[Any]) -> None:
         super().__init__(message)
         self.places = places
-        """Where the ranks ran (``jobs.gang.messages.Place``)."""
+        """Places of the ranks (``jobs.gang.messages.Place``)."""
         self.seen_s = time.monotonic()
         """Time of the discovery (``time.monotonic()``)."""
 

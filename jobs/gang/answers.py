@@ -69,3 +69,19 @@ class Answers:
             self.unfinished.discard(answer.key)
             return answer
         return None
+
+    def collect(self, timeout_s: float) -> tuple[dict[int, Any], dict[int, BaseException]]:
+        """Values and errors that arrive within ``timeout_s`` seconds; the others stay in ``unfinished``.
+
+        Raises:
+          JobStopped: a signal arrived.
+        """
+        values: dict[int, Any] = {}
+        errors: dict[int, BaseException] = {}
+        deadline = time.monotonic() + timeout_s
+        while (answer := self.next(deadline)) is not None:
+            if answer.error is None:
+                values[answer.key] = answer.value
+            else:
+                errors[answer.key] = answer.error
+        return values, errors

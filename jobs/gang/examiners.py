@@ -111,15 +111,9 @@ class Examiners(Closing):
         self, method: str, calls: Mapping[int, Sequence[Any]], timeout_s: float = _ANSWER_TIMEOUT_S
     ) -> tuple[dict[int, Any], dict[int, str]]:
         answers = Answers({i: getattr(self._actors[i], method).remote(*args) for i, args in calls.items()})
-        values: dict[int, Any] = {}
-        errors: dict[int, str] = {}
-        deadline = time.monotonic() + timeout_s
-        while (answer := answers.next(deadline)) is not None:
-            if answer.error is None:
-                values[answer.key] = answer.value
-            else:
-                errors[answer.key] = one_line(answer.error)
-        return values, errors | dict.fromkeys(answers.unfinished, f"no answer within {timeout_s:g} s")
+        values, errors = answers.collect(timeout_s)
+        reasons = {index: one_line(error) for index, error in errors.items()}
+        return values, reasons | dict.fromkeys(answers.unfinished, f"no answer within {timeout_s:g} s")
 
     def close(self) -> None:
         """Kill all examiners; takes 5 s at most."""

@@ -52,7 +52,7 @@ class Gang(Closing):
         """File for the stacks of a gang that hangs; ``None`` logs them."""
         self._actors: list[Any] = []
         self.places: list[Place] = []
-        """Where each rank runs; ``NOWHERE`` until it has answered."""
+        """Place of each rank; ``NOWHERE`` until it has answered."""
         self._probe = Probe(())
         self._heartbeats: Heartbeats | None = None
         self._closed = False

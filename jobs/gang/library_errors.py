@@ -25,7 +25,7 @@ def is_lost_peer(type_name: str, text: str) -> bool:
 
 
 def cure(text: str) -> str:
-    """What the user can do about an error whose own text doesn't say; empty if unknown."""
+    """Cure to append to an error whose own text names none; empty if unknown."""
     if _NO_ADDRESS_SPACE in text:
         return (
             "; each live executable of mosaic_gpu maps XLA's whole arena: lower cluster.gpu_memory_fraction, which "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,13 @@ class Probe:
     def survey(self, *, but: Collection[int] = ()) -> tuple[list[int], list[int]]:
         """Ranks that are dead, and ranks that don't answer, among all except ``but``."""
         answers = Answers({r: actor.ping.remote() for r, actor in enumerate(self._actors) if r not in but})
-        dead, deadline = [], time.monotonic() + PING_TIMEOUT_S
-        while (answer := answers.next(deadline)) is not None:
-            if answer.error is not None:
-                dead.append(answer.key)
+        _, dead = answers.collect(PING_TIMEOUT_S)
         return sorted(dead), sorted(answers.unfinished)
 
     def reports(self, *, but: Collection[int] = ()) -> dict[int, Report]:
         """Reports of all ranks except ``but``, as far as they answer."""
         answers = Answers({r: actor.report.remote() for r, actor in enumerate(self._actors) if r not in but})
-        reports, deadline = {}, time.monotonic() + REPORT_TIMEOUT_S
-        while (answer := answers.next(deadline)) is not None:
-            if answer.error is None:
-                reports[answer.key] = answer.value
-        return reports
+        return answers.collect(REPORT_TIMEOUT_S)[0]
 
 
 def save_stacks(places: Sequence[Place], reports: Mapping[int, Report], path: Path | None) -> str:

@@ -1,1 +1,1 @@
-"""What runs inside a rank: operands, programs, checks, times and telemetry."""
+"""Code that runs inside a rank: operands, programs, checks, times and telemetry."""

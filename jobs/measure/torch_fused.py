@@ -151,7 +151,7 @@ class Chain:
         self._torch = group.torch
         self._captured: tuple[Any, Any, Any] | None = None
         self.captures = True
-        """Whether calls replay a CUDA graph; ``False`` runs them eagerly."""
+        """Calls replay a CUDA graph; ``False`` runs them eagerly."""
 
     def __call__(self, lhs_sets: Sequence[Any], rhs_sets: Sequence[Any]) -> Result:
         """Result of the last call."""

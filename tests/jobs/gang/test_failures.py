@@ -228,7 +228,7 @@ def test_two_ranks_on_one_gpu():
 
 
 def test_the_window_over_the_arena_is_explained():
-    """What jax raised on 2x H200 when a third executable with symmetric memory came to life."""
+    """The text that jax raised on 2x H200 when a third executable with symmetric memory was created."""
     text = (
         "INTERNAL: NCCL operation nccl_status failed: internal error - please report this issue to the NCCL "
         "developers. Last NCCL warning(error) log entry (may be unrelated) 'Allocation failed. No suitable space "

@@ -1,4 +1,4 @@
-"""From facts to verdicts: what is healthy is ok, each fault has its verdict and what mends it."""
+"""Findings from facts: a healthy fact is ok, and each fault has its verdict and its cure."""
 
 import io
 import logging
