@@ -1,4 +1,4 @@
-"""The check of a rank finds what is wrong with either program."""
+"""The check of a rank finds errors in either program."""
 
 import dataclasses
 
