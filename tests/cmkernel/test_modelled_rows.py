@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cmkernel import performance_model
+from cmkernel import h200
 from tests.paths import ROOT
 
 PROGRAM = ROOT / "benchmarks" / "programs" / "modelled_rows.py"
@@ -37,7 +37,7 @@ def test_each_heading_says_modelled_or_measured(modelled_rows):
 
 def test_a_table_of_other_models_is_replaced_and_nothing_else(modelled_rows, monkeypatch):
     docs = DOCS.read_text()
-    monkeypatch.setattr(performance_model, "_STEP_US", 2 * performance_model._STEP_US)
+    monkeypatch.setattr(h200, "MULTIPLY_ADD_US", 2 * h200.MULTIPLY_ADD_US)
     stale = modelled_rows.with_table(docs)
     assert stale != docs
     monkeypatch.undo()
