@@ -131,7 +131,7 @@ def test_a_refusing_wandb_falls_back_to_offline_loudly(refusing_server, tmp_path
 @pytest.mark.slow
 def test_a_wandb_server_that_hangs_in_the_middle_takes_nothing_with_it(tmp_path):
     code = (
-        "import time; from tests.jobs.results.wandb.test_servers import Server\n"
+        "import time; from tests.jobs.results.wandb.wandb_server import Server\n"
         "print(Server(200).url, flush=True); time.sleep(600)"
     )
     server = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)

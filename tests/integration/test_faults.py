@@ -20,7 +20,7 @@ import pytest
 from tests.integration import stick
 from tests.integration.bench_process import QUICK, ROOT, finish
 from tests.integration.hosts import hosts
-from tests.jobs.results.wandb.test_sink import history
+from tests.jobs.results.wandb.leet import history
 
 pytestmark = pytest.mark.slow
 
@@ -378,7 +378,7 @@ def test_two_jobs_at_once(cluster, tmp_path):
 
 WANDB_SERVER = """
 import http.server, threading, time
-from tests.jobs.results.wandb.test_servers import Handler
+from tests.jobs.results.wandb.wandb_server import Handler
 
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 server.requests, server.history, server.frozen, server.status = [], [], threading.Event(), 200

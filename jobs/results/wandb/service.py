@@ -1,0 +1,53 @@
+"""W&B's service process ``wandb-core``, a child of the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from jobs.results.wandb.bounded import call_within
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "wandb-core"
+
+
+def end(limit_s: float) -> None:
+    """End the service, and kill it where it doesn't end within ``limit_s`` seconds or fails to. Raises nothing."""
+    # The attribute is missing while another thread still imports wandb.
+    teardown = getattr(sys.modules.get("wandb"), "teardown", None)
+    if teardown is None:
+        return
+    # A dead service makes the first call fail early; only the second one forgets the session's credentials.
+    for _ in range(2):
+        try:
+            call_within(limit_s, teardown)
+            return
+        except TimeoutError:
+            break
+        except Exception as error:
+            logger.info("W&B's service was gone already: %s", error)
+    # A service that lives on would hold this job's standard output open.
+    for pid in service_pids():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def service_pids() -> set[int]:
+    """Find the service processes that this process has started, as far as /proc lists them."""
+    pids: set[int] = set()
+    for children in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids.update(map(int, children.read_text().split()))
+    return {pid for pid in pids if _program(pid) == SERVICE_NAME}
+
+
+def _program(pid: int) -> str | None:
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name
+    except OSError:  # it has ended
+        return None
