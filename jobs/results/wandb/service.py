@@ -16,25 +16,31 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = "wandb-core"
 
 
-def end(limit_s: float) -> None:
-    """End the service, and kill it where it doesn't end within ``limit_s`` seconds or fails to. Raises nothing."""
+def end(limit_s: float) -> bool:
+    """End the service, or kill it where it can't be ended within ``limit_s`` seconds. Raises nothing.
+
+    Returns:
+      False where it was killed: the last second of an offline run may be missing then.
+    """
     # The attribute is missing while another thread still imports wandb.
     teardown = getattr(sys.modules.get("wandb"), "teardown", None)
     if teardown is None:
-        return
+        return True
     # A dead service makes the first call fail early; only the second one forgets the session's credentials.
     for _ in range(2):
         try:
             call_within(limit_s, teardown)
-            return
+            return True
         except TimeoutError:
             break
         except Exception as error:
             logger.info("W&B's service was gone already: %s", error)
     # A service that lives on would hold this job's standard output open.
-    for pid in service_pids():
+    pids = service_pids()
+    for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+    return not pids
 
 
 def service_pids() -> set[int]:

@@ -32,8 +32,7 @@ ROW_LIMIT_S = 10.0
 END_LIMIT_S = 5.0
 # Shares of finish_timeout_s for logging the files and for uploading everything.
 FILES_SHARE, UPLOAD_SHARE = 0.3, 0.6
-# W&B's rule.
-MAX_TAG_LENGTH = 64
+MAX_TAG_LENGTH = 64  # W&B's rule
 
 
 class WandbSink:
@@ -143,7 +142,6 @@ class WandbSink:
         """End the run with tables, charts, pictures, the journal as an artifact, and the job's end in the summary.
 
         ``more`` goes into the summary, too; ``pictures`` are PNG files with their captions.
-
         Takes up to ``finish_timeout_s`` and some seconds; what W&B hasn't taken by then stays on disk. Raises nothing:
         a problem is logged, and ``complete`` becomes false.
         """
@@ -165,7 +163,8 @@ class WandbSink:
             self._note(f"the run is not finished: {_brief(error)}")
         finally:
             self._run = None
-            service.end(END_LIMIT_S)
+            if not service.end(END_LIMIT_S):
+                self._note("its service had to be killed")
 
     def browse_lines(self) -> list[str]:
         """Lines for the end of the output: where the run is, and the commands to look at it."""
