@@ -34,7 +34,7 @@ def end(limit_s: float) -> bool:
         except TimeoutError:
             break
         except Exception as error:
-            logger.info("W&B's service was gone already: %s", error)
+            logger.info("ending W&B's service failed: %s", error)
     # A service that lives on would hold this job's standard output open.
     pids = service_pids()
     for pid in pids:
