@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from jobs.records.row import AnyRow
 
 
+ENVIRONMENT_NAME = "environment.json"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GangRecord:
     """One gang: the ranks that measured an attempt."""

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.errors import UsageError
-from jobs.records.environment import Environment
+from jobs.records.environment import ENVIRONMENT_NAME, Environment
 from jobs.records.member import Member
 from jobs.records.row import Row
 from jobs.results.analysis.robust import DEFAULT_OUTLIER_Z
 from jobs.results.analysis.soaking import Point
 from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME, iterate_soak, one_line, read
-from jobs.results.disk.run_dir import ENVIRONMENT_NAME
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,13 +20,12 @@ from jobs.config.options import with_new_names
 from jobs.config.rules import to_settings
 from jobs.config.schema import Settings
 from jobs.errors import InfrastructureError, UsageError
-from jobs.records.environment import Environment
+from jobs.records.environment import ENVIRONMENT_NAME, Environment
 from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME
 from jobs.results.disk.json_safe import json_safe
 
 DEFAULT_BASE = "~/cmkernel_runs"
 _CONFIG_NAME = "config.yaml"
-ENVIRONMENT_NAME = "environment.json"
 # No fault of the option's value: another folder on the same disk would fail too.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

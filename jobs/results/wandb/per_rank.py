@@ -16,19 +16,19 @@ COLUMNS = (
 
 
 def lines(row: AnyRow, members: Sequence[Member]) -> list[list[Any]]:
-    """Each rank's medians over all its samples in microseconds, and its GPU's state."""
+    """Medians of each rank over all its samples, in microseconds, and the state of its GPU."""
     case = row.case
     telemetry = {rank.rank: rank for rank in row.telemetry}
-    found: list[list[Any]] = []
+    table: list[list[Any]] = []
     for member in members:
         gpu = telemetry.get(member.rank)
-        found.append(
+        table.append(
             [case.name, case.m_shard, case.k, case.n_shard, case.dtype, row.implementation]
             + [row.island, member.rank, member.host, member.device_kind]
             + [_median(row, name, member.rank) for name in TIMES]
             + ([gpu.sm_clock_mhz, gpu.power_w, " ".join(gpu.throttle_reasons)] if gpu else [None, None, None])
         )
-    return found
+    return table
 
 
 def _median(row: AnyRow, name: str, rank: int) -> float | None:

@@ -4,7 +4,7 @@ import dataclasses
 
 from jobs.records.case import Case
 from jobs.records.check import Check
-from jobs.records.row import Derived, Row, Telemetry
+from jobs.records.row import Derived, Row, RowSummary, Telemetry
 from jobs.records.statistics import Spread
 
 CASE = Case(name="tiny.a", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
@@ -30,7 +30,7 @@ class Rank:
 MEMBERS = [Rank(0), Rank(1, "hostB")]
 
 
-def row(implementation: str, time_us: float, case: Case = CASE) -> Row:
+def row(implementation: str, time_us: float, case: Case = CASE) -> RowSummary:
     return Row(
         case=case,
         implementation=implementation,
@@ -59,13 +59,7 @@ def row(implementation: str, time_us: float, case: Case = CASE) -> Row:
                 throttle_reasons=("sw_power_cap",),
             ),
         ),
-    )
-
-
-def bare_row(time_us: float) -> Row:
-    """A row with one time and nothing derived from it."""
-    spread = Spread(time_us, time_us, time_us)
-    return Row(case=CASE, implementation="ppermute", requested="auto", check=CHECK, in_graph_us=spread)
+    ).summary()
 
 
 WRONG = Row(
@@ -73,7 +67,7 @@ WRONG = Row(
     implementation="ppermute",
     requested="auto",
     check=dataclasses.replace(CHECK, passed=False, num_wrong=7, max_error=float("inf"), failed_ranks=(1,)),
-)
+).summary()
 ROWS = [row("ppermute", 100.0), row("xla", 150.0), row("ppermute", 200.0, dataclasses.replace(CASE, m_shard=16)), WRONG]
 
 _ALL = row("mosaic_gpu", 90.0)
