@@ -1,4 +1,4 @@
-"""The article's rows beside the project's: measured where there were GPUs, modelled for more ranks than there were.
+"""The JAX tutorial's rows beside the project's: measured where there were GPUs, modelled for more ranks than there were.
 
     PYTHONPATH=. python benchmarks/programs/modelled_rows.py [--write]
 
@@ -15,10 +15,10 @@ from cmkernel import cost, performance_model
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "kernel.md"
 
-# The article's problem and its table: kernel, bound and reference on H100s. Its bound is D times the 43 us that it
+# The tutorial's problem and its table: kernel, bound and reference on H100s. Its bound is D times the 43 us that it
 # measured for one shard's multiply, plus 6 us for each exchange.
 PROBLEM = {"m_shard": 1024, "k": 4096, "n_shard": 4096}
-ARTICLE_US = {2: (102, 92, 147), 4: (212, 190, 290), 8: (436, 386, 565)}
+TUTORIAL_US = {2: (102, 92, 147), 4: (212, 190, 290), 8: (436, 386, 565)}
 # Kernel time on 2x H200, 2026-11-30.
 MEASURED_US = {2: 87.7}
 NUM_SMS = 132
@@ -26,14 +26,14 @@ DEVICE_KIND, DTYPE = "NVIDIA H200", "float16"
 
 HEADINGS = (
     "D",
-    "article's kernel, measured on H100",
+    "tutorial's kernel, measured on H100",
     "its bound, from a measured multiply",
     "its all-gather then dot, measured",
     "`mosaic_gpu`, measured on H200",
     "`mosaic_gpu`, MODELLED for H200",
     "roofline of the ring, MODELLED",
     "roofline of all-gather then dot, MODELLED",
-    "bound by the article's formula at peak, MODELLED",
+    "bound by the tutorial's formula at peak, MODELLED",
 )
 
 
@@ -48,14 +48,14 @@ def row(num_ranks: int) -> tuple[str, ...]:
     measured_us = MEASURED_US.get(num_ranks)
     return (
         str(num_ranks),
-        *map(str, ARTICLE_US[num_ranks]),
+        *map(str, TUTORIAL_US[num_ranks]),
         "-" if measured_us is None else f"{measured_us:.1f}",
         *(f"{time_us:.1f}" for time_us in modelled),
     )
 
 
 def table() -> str:
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *map(row, ARTICLE_US)]
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *map(row, TUTORIAL_US)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
