@@ -1,4 +1,4 @@
-"""The JAX tutorial's rows beside the project's: measured where there were GPUs, modelled for more ranks than there were.
+"""The JAX tutorial's rows beside the project's: measured where there were GPUs, modelled for more ranks.
 
     PYTHONPATH=. python benchmarks/programs/modelled_rows.py [--write]
 
