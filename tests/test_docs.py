@@ -65,6 +65,12 @@ def test_modules_and_scripts_exist():
     assert [script for script in scripts if not (ROOT / script[1]).is_file()] == []
 
 
+def test_files_exist():
+    paths = named(r"`((?:cmkernel|jobs|tests|conf|docs|benchmarks)/[\w./-]+)`", CURRENT)
+    assert paths
+    assert [path for path in paths if not (ROOT / path[1]).exists()] == []
+
+
 def test_options_are_those_of_the_schema():
     groups = {field.name: field.default_factory for field in dataclasses.fields(Settings)}
     groups = {name: schema for name, schema in groups.items() if dataclasses.is_dataclass(schema)}
