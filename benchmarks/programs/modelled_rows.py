@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/programs/modelled_rows.py [--write]
 
-Prints a Markdown table of times in microseconds. --write also puts it in the place of the one in docs/kernel.md; a test
-compares that with the output, so it is to be run again whenever the models change.
+Prints a Markdown table of times in microseconds. --write also puts it in place of the one in docs/kernel.md. A test
+compares the two, so run it again whenever the models change.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from cmkernel import cost, performance_model
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "kernel.md"
 
-# The tutorial's problem and its table: kernel, bound and reference on H100s. Its bound is D times the 43 us that it
-# measured for one shard's multiply, plus 6 us for each exchange.
+# The JAX tutorial's problem and table (https://docs.jax.dev/en/latest/pallas/gpu/collective_matmul.html): kernel, bound
+# and reference on H100s, in microseconds. Its bound is D times the 43 us that it measured for
+# one shard's multiply, plus 6 us for each exchange.
 PROBLEM = {"m_shard": 1024, "k": 4096, "n_shard": 4096}
-TUTORIAL_US = {2: (102, 92, 147), 4: (212, 190, 290), 8: (436, 386, 565)}
+ARTICLE_US = {2: (102, 92, 147), 4: (212, 190, 290), 8: (436, 386, 565)}
 # Kernel time on 2x H200, 2026-11-30.
 MEASURED_US = {2: 87.7}
 NUM_SMS = 132
@@ -48,14 +49,14 @@ def row(num_ranks: int) -> tuple[str, ...]:
     measured_us = MEASURED_US.get(num_ranks)
     return (
         str(num_ranks),
-        *map(str, TUTORIAL_US[num_ranks]),
+        *map(str, ARTICLE_US[num_ranks]),
         "-" if measured_us is None else f"{measured_us:.1f}",
         *(f"{time_us:.1f}" for time_us in modelled),
     )
 
 
 def table() -> str:
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *map(row, TUTORIAL_US)]
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *map(row, ARTICLE_US)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
