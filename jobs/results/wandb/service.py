@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from jobs.results.wandb.bounded import call_within
@@ -14,6 +15,7 @@ from jobs.results.wandb.bounded import call_within
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "wandb-core"
+_KILL_LIMIT_S = 5.0
 
 
 def end(limit_s: float) -> bool:
@@ -40,6 +42,10 @@ def end(limit_s: float) -> bool:
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+    # The kernel needs a moment.
+    deadline_s = time.monotonic() + _KILL_LIMIT_S
+    while service_pids() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
     return not pids
 
 
