@@ -1,4 +1,4 @@
-"""One revolution of the ring: when each rank receives and multiplies each shard, measured, else as the model has it."""
+"""One revolution of the ring: when each rank receives and multiplies each shard, measured or modelled."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from jobs.results.pictures import selection, style
 # All ranks do the same at the same time: more of them only make the picture longer.
 _MAX_CASES, _MAX_RANKS, _LEAST_RANKS = 4, 8, 2
 _KERNEL = "mosaic_gpu"
-# Steps follow each other in two greys, so that their ends show.
-_MULTIPLY = ("#0b3c6f", "#3a6fa5")
-_ARRIVAL = "#f2d9a0"
+# Steps alternate between two blues, so that their ends show.
+_MULTIPLY = (style.look(_KERNEL).colour, "#3d94c8")
+_ARRIVAL = "#f2c879"
 
 
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
-    """Of ``mosaic_gpu``: from the rows that have a timeline; where none has, modelled, on H200s.
+    """The timeline of ``mosaic_gpu``, from the rows that have one; where none has, the model's on H200s.
 
-    ``None`` where there is one rank, or no 2-byte type.
+    ``None`` with one rank, or without a 2-byte type. With islands, the first one's.
     """
     shapes: dict[tuple[int, ...], Row] = {}
     for row in rows:
@@ -64,7 +64,7 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         f"mosaic_gpu {about}; {shared}",
         [
             Patch(facecolor=_MULTIPLY[0], edgecolor="black", label="multiplies a shard"),
-            Patch(facecolor=_ARRIVAL, edgecolor="black", hatch="///", label="a shard arrives"),
+            Patch(facecolor=_ARRIVAL, edgecolor="black", label="a shard arrives"),
         ],
     )
     return drawing
@@ -76,7 +76,7 @@ def _measured(row: Row) -> list[list[StepTimes]]:
 
 
 def _modelled(row: Row) -> tuple[list[tuple[StepTimes, ...]], str]:
-    """Each rank's steps, and whose tiles they are: the measured ones where the model knows them, or the heuristic's."""
+    """Each rank's steps, and the origin of the config: the row's where the model knows it, else the heuristic's."""
     case = row.case
     sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
     sizes["num_sms"] = performance_model.H200_NUM_SMS
@@ -93,7 +93,7 @@ def _modelled(row: Row) -> tuple[list[tuple[StepTimes, ...]], str]:
 
 
 def _lanes(ax: Axes, case: Case, ranks: Sequence[Sequence[StepTimes]]) -> None:
-    """Of each of the ``ranks`` two lanes, each in two halves: a step overlaps the one before it."""
+    """Draw two lanes for each of the ``ranks``, each in two halves: a step overlaps the one before it."""
     end_us = max(step.multiply.end_us for steps in ranks for step in steps)
     ticks: dict[float, str] = {}
     for rank, steps in enumerate(ranks):
@@ -103,7 +103,7 @@ def _lanes(ax: Axes, case: Case, ranks: Sequence[Sequence[StepTimes]]) -> None:
             half = 0.2 * (step.step % 2)
             _bar(ax, rank - 0.42 + half, step.multiply, shard, end_us, facecolor=_MULTIPLY[step.step % 2])
             if step.arrival:
-                _bar(ax, rank + 0.02 + half, step.arrival, shard, end_us, facecolor=_ARRIVAL, hatch="///")
+                _bar(ax, rank + 0.02 + half, step.arrival, shard, end_us, facecolor=_ARRIVAL)
         ax.axhline(rank + 0.5, color="#bbbbbb", linewidth=0.6)
     ax.set_yticks(list(ticks), list(ticks.values()))
     ax.set_ylim(len(ranks) - 0.5, -0.5)
@@ -116,16 +116,6 @@ def _bar(ax: Axes, bottom: float, interval: Interval, shard: int, whole_us: floa
     length_us = interval.end_us - interval.start_us
     ax.barh(bottom, length_us, 0.2, left=interval.start_us, align="edge", edgecolor="black", linewidth=0.5, **fill)
     if length_us > 0.06 * whole_us:
-        colour = "white" if fill["facecolor"] in _MULTIPLY else "black"
-        background = None if colour == "white" else {"facecolor": _ARRIVAL, "edgecolor": "none", "pad": 0.4}
         middle_us = (interval.start_us + interval.end_us) / 2
-        ax.text(
-            middle_us,
-            bottom + 0.1,
-            f"shard {shard}",
-            ha="center",
-            va="center",
-            fontsize=7,
-            color=colour,
-            bbox=background,
-        )
+        colour = "white" if fill["facecolor"] in _MULTIPLY else "black"
+        ax.text(middle_us, bottom + 0.1, f"shard {shard}", ha="center", va="center_baseline", fontsize=7, color=colour)
