@@ -1,0 +1,208 @@
+"""One sentence for each case: which implementation is fastest, and how it compares with all-gather then dot and local.
+
+Only equal numbers compete. A time counts where its check passed, on every island that measured the case; the slowest
+island's figure counts. A tuner's candidate competes with the heuristic's config of its own round, if it had as many
+bursts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobs.config.schema import GATHERS, LOCALS, TuningSettings
+from jobs.records.row import HEADLINE, Case, Row
+from jobs.results.analysis.derive import fastest_us
+
+# How ``requested`` of the heuristic's config ends among a tuner's candidates.
+REFERENCE = ":heuristic"
+# Others that are within 1 % of the fastest are named beside it.
+_CLOSE = 1.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The result of one case."""
+
+    case: Case
+    implementation: str | None
+    """The fastest one that communicates; ``None`` where none has a time."""
+    time_us: float | None
+    """Its headline time, on the slowest island where there are islands."""
+    speedup: float | None
+    """Time of all-gather then dot over that time; ``None`` where it wasn't measured."""
+    ratio_to_local: float | None
+    """That time over the multiply alone; ``None`` where it wasn't measured."""
+    sentence: str
+    """The whole answer in words, beginning with the case."""
+
+
+def answers(
+    rows: Sequence[Row], *, cases: Sequence[Case] = (), min_gain: float = TuningSettings.min_gain
+) -> list[Answer]:
+    """One answer for each case of a run, in the order of the rows.
+
+    Args:
+      rows: of one run, complete or condensed; of those measured again the last one counts.
+      cases: all that were planned; those without a row get an answer too.
+      min_gain: share by which a candidate must be faster than the heuristic's config to be called faster.
+    """
+    of_case: dict[Case, list[Row]] = {case: [] for case in cases}
+    for row in rows:
+        of_case.setdefault(row.case, []).append(row)
+    return [
+        _tuned(case, its, min_gain) if any(row.is_candidate for row in its) else _measured(case, its)
+        for case, its in of_case.items()
+    ]
+
+
+def changes(config: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> str:
+    """The options in which a config differs from that of a reference."""
+    options = (config or {}).items()
+    return " ".join(f"{name}={value}" for name, value in options if value != (reference or {}).get(name))
+
+
+def _measured(case: Case, rows: Sequence[Row]) -> Answer:
+    latest = {(row.implementation, row.island): row for row in rows}
+    islands = list(dict.fromkeys(row.island for row in rows))
+    names = [name for name in dict.fromkeys(row.implementation for row in rows) if name not in LOCALS]
+    slowest: dict[str, tuple[float, str | None]] = {}
+    for name in names:
+        found = [latest.get((name, island)) for island in islands]
+        times = [(row.headline_us, row.island) for row in found if row and row.headline_us is not None]
+        if len(times) == len(islands):
+            slowest[name] = max(times, key=lambda time: time[0])
+    left_out = _left_out(list(latest.values()), islands)
+    if not slowest:
+        return Answer(case, None, None, None, None, f"{case}: no implementation has a result{left_out}.")
+    fastest = min(slowest, key=lambda name: slowest[name][0])
+    time_us, island = slowest[fastest]
+    headlines = {row.implementation: row.headline_us for row in latest.values() if row.island == island}
+    gather_us, local_us = fastest_us(GATHERS, headlines), fastest_us(LOCALS, headlines)
+    speedup, ratio = gather_us and gather_us / time_us, local_us and time_us / local_us
+    parts = [] if fastest in GATHERS else [_against_gather(speedup)]
+    figures = " and ".join([*parts, _against_local(ratio)])
+    where = f" on {island}, the slowest of {len(islands)} islands" if island and len(islands) > 1 else ""
+    verdict = "fastest" if len(slowest) > 1 else "the only one with a time"
+    rivals = _rivals(fastest, {name: time for name, (time, _) in slowest.items()}, rows)
+    sentence = f"{case}: {fastest} is {verdict}, {time_us:.2f} us{where}: {figures}{rivals}{left_out}."
+    return Answer(case, fastest, time_us, speedup, ratio, sentence)
+
+
+def _rivals(fastest: str, times_us: Mapping[str, float], rows: Sequence[Row]) -> str:
+    """Those close to the fastest, and ``kernel.implementation`` where it lost."""
+    wanted = next((row.implementation for row in rows if not row.is_baseline), None)
+    ratios = {name: time_us / times_us[fastest] for name, time_us in times_us.items() if name != fastest}
+    close = [name for name, ratio in ratios.items() if ratio <= _CLOSE]
+    text = f"; within {100 * (_CLOSE - 1):.0f} % of it: {', '.join(close)}" if close else ""
+    if wanted in ratios and wanted not in close:
+        text += f"; {wanted} takes {ratios[wanted]:.2f} times as long"
+    return text
+
+
+def _against_gather(speedup: float | None) -> str:
+    if speedup is None:
+        return "all-gather then dot has no time"
+    if speedup < 1:
+        return f"{1 / speedup:.2f} times as long as all-gather then dot"
+    return f"{speedup:.2f} times as fast as all-gather then dot"
+
+
+def _against_local(ratio: float | None) -> str:
+    if ratio is None:
+        return "the multiply alone has no time"
+    if ratio >= 2:
+        return f"{ratio:.1f} times as long as the multiply alone"
+    percent = f"{100 * abs(ratio - 1):.1f} %"
+    return f"{percent} {'slower' if ratio >= 1 else 'faster'} than the multiply alone"
+
+
+def _left_out(rows: Sequence[Row], islands: Sequence[str | None]) -> str:
+    """Implementations that have no time, by why."""
+    failed, not_run, not_timed, absent = [], [], [], []
+    for name in dict.fromkeys(row.implementation for row in rows):
+        its = [row for row in rows if row.implementation == name]
+        if wrong := [row for row in its if row.failed]:
+            failed.append(_named(name, wrong))
+        if refused := [row for row in its if row.check is None]:
+            not_run.append(_named(name, refused))
+        if bare := [row for row in its if row.check and not row.failed and row.headline_us is None]:
+            not_timed.append(_named(name, bare))
+        if len(its) < len(islands):
+            absent.append(f"{name} ({len(islands) - len(its)} of {len(islands)} islands)")
+    groups = {
+        "FAILED its check": failed,
+        "could not run": not_run,
+        "has no time": not_timed,
+        "is missing": absent,
+    }
+    return "".join(f"; {', '.join(names)} {what}" for what, names in groups.items() if names)
+
+
+def _named(name: str, rows: Sequence[Row]) -> str:
+    islands = [row.island for row in rows if row.island is not None]
+    return f"{name} on {', '.join(islands)}" if islands else name
+
+
+def _tuned(case: Case, rows: Sequence[Row], min_gain: float) -> Answer:
+    """The best config against the heuristic's of the same round."""
+    rounds: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        rounds.setdefault((row.requested.removesuffix(REFERENCE), row.attempt), []).append(row)
+    references = [row for row in rows if row.requested.endswith(REFERENCE) and row.headline_us is not None]
+    name = rows[0].implementation
+    counts = _counts(rows, references)
+    if not references:
+        text = f"{case}: {name} has no time of the heuristic's config to compare with; {counts}."
+        return Answer(case, None, None, None, None, text)
+    raced = [
+        (_ratio(row, reference), row, reference)
+        for its in rounds.values()
+        for reference in its
+        if reference in references
+        for row in its
+        if row is not reference and row.headline_us is not None
+    ]
+    ratio, best, reference = min(raced, key=lambda one: one[0], default=(math.inf, references[-1], references[-1]))
+    if ratio >= 1 - min_gain:
+        text = f"no config of {name} is {100 * min_gain:g} % faster than the heuristic's: "
+        best = min(references, key=lambda row: row.headline_us or math.inf)
+        text += f"{best.headline_us:.2f} us"
+    else:
+        text = f"{changes(best.config, reference.config)} is the fastest config of {name}: {best.headline_us:.2f} us, "
+        text += f"{100 * (1 - ratio):.1f} % less than the heuristic's {reference.headline_us:.2f} us"
+    return Answer(case, name, best.headline_us, None, None, f"{case}: {text}; {counts}.")
+
+
+def _counts(rows: Sequence[Row], references: Sequence[Row]) -> str:
+    configs = [row for row in rows if not row.requested.endswith(REFERENCE)]
+    failed = sum(row.failed for row in configs)
+    untimed = sum(row.check is None for row in configs)
+    most = max((_bursts(row) for row in references), default=0)
+    stopped = sum(0 < _bursts(row) < most for row in configs)
+    counts = {"FAILED": failed, "could not run": untimed, "stopped early": stopped}
+    told = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    return f"{len(configs)} other configs tried" + (f", {told}" if told else "")
+
+
+def _ratio(row: Row, reference: Row) -> float:
+    """Time over the reference's: the worse one of headlines and of bursts in pairs; infinite with fewer bursts."""
+    assert row.headline_us is not None
+    assert reference.headline_us is not None
+    if _bursts(row) < _bursts(reference):
+        return math.inf
+    pairs = zip(_of_bursts(row), _of_bursts(reference), strict=False)
+    paired = statistics.median(time_us / its_us for time_us, its_us in pairs)
+    return max(row.headline_us / reference.headline_us, paired)
+
+
+def _bursts(row: Row) -> int:
+    return len((row.samples_us.get(HEADLINE) or [[]])[0])
+
+
+def _of_bursts(row: Row) -> list[float]:
+    """Maximum over ranks of each burst's median."""
+    return [max(map(statistics.median, ranks)) for ranks in zip(*row.samples_us[HEADLINE], strict=True)]
