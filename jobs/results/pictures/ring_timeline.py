@@ -16,6 +16,7 @@ from cmkernel.modelled_timeline import modelled_timeline
 from cmkernel.timeline import Interval, StepTimes
 from jobs.records.row import Case, Row
 from jobs.results.pictures import selection, style
+from jobs.results.pictures.selection import Shown
 
 # All ranks do the same at the same time: more of them only make the picture longer.
 _MAX_CASES, _MAX_RANKS, _LEAST_RANKS = 4, 8, 2
@@ -28,35 +29,31 @@ _ARRIVAL = "#f2c879"
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     """The timeline of ``mosaic_gpu``, from the rows that have one; where none has, the model's on H200s.
 
-    ``None`` with one rank, or without a 2-byte type. With islands, the first one's.
+    ``None`` with one rank, or without a 2-byte type. With islands, the fastest and the slowest one's.
     """
-    shapes: dict[tuple[int, ...], Row] = {}
-    for row in rows:
-        case = row.case
-        if case.num_ranks > 1 and case.dtype != "float32":
-            known = shapes.setdefault((case.m_shard, case.k, case.n_shard, case.num_ranks), row)
-            if known.implementation != _KERNEL and row.implementation == _KERNEL:
-                shapes[case.m_shard, case.k, case.n_shard, case.num_ranks] = row
-    measured = {shape: row for shape, row in shapes.items() if row.timeline}
-    shapes = measured or shapes
-    shown = list(shapes.values())[:_MAX_CASES]
+    candidates = [row for row in rows if row.case.num_ranks > 1 and row.case.dtype != "float32"]
+    measured = [row for row in candidates if row.timeline]
+    shapes = _shapes(measured or candidates)
+    shown = shapes[:_MAX_CASES]
     if not shown:
         return None
-    labels = selection.case_labels([row.case for row in shapes.values()])
-    num_ranks = max(row.case.num_ranks for row in shown)
+    labels = selection.case_labels([one.row.case for one in shapes])
+    num_ranks = max(one.row.case.num_ranks for one in shown)
     num_lanes = min(num_ranks, max(_MAX_RANKS // len(shown), _LEAST_RANKS))
     drawing, axes = style.panels(len(shown), num_columns=1, height=0.62 * num_lanes, left=1.35, gap=0.62)
-    for ax, row in zip(axes, shown, strict=True):
+    for ax, one in zip(axes, shown, strict=True):
+        row = one.row
         ranks, tiles = (_measured(row), "one call") if measured else _modelled(row)
         _lanes(ax, row.case, ranks[:num_lanes])
         wait_us = sum(step.wait_us for rank in ranks for step in rank) / len(ranks)
         who = "loading warp" if measured else "CTA"
-        ax.set_title(f"{labels[row.case]}; {tiles}; waits for pieces: {wait_us:.1f} µs of a {who} on average")
+        where = f", {one.place} island {style.cut(row.island or '-')}" if measured and one.place else ""
+        ax.set_title(f"{labels[row.case]}{where}; {tiles}; waits for pieces: {wait_us:.1f} µs of a {who} on average")
     axes[-1].set_xlabel("time from the start of the rank's kernel (µs)")
     notes = [f"the first {len(shown)} of {len(shapes)} shapes"] if len(shapes) > len(shown) else []
     alike = "" if measured else ", the others alike"
     notes += [f"ranks 0 to {num_lanes - 1} of {num_ranks}{alike}"] if num_lanes < num_ranks else []
-    shared = selection.shared(list(shapes.values()), device_kind if measured else None, *notes)
+    shared = selection.shared([one.row for one in shapes], device_kind if measured else None, *notes)
     about = "by the GPUs' clocks" if measured else "on NVIDIA H200s, not measured"
     style.head(
         drawing,
@@ -68,6 +65,17 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         ],
     )
     return drawing
+
+
+def _shapes(rows: Sequence[Row]) -> list[Shown]:
+    """One row of each shape, with timelines of several islands two; rows of the kernel itself are preferred."""
+    everything = [one for of_case in selection.shown_rows(rows).values() for one in of_case]
+    shapes: dict[tuple[object, ...], Shown] = {}
+    for one in sorted(everything, key=lambda one: one.row.implementation != _KERNEL):
+        case = one.row.case
+        place = one.place if one.row.timeline else ""
+        shapes.setdefault((case.m_shard, case.k, case.n_shard, case.num_ranks, place), one)
+    return list(shapes.values())
 
 
 def _measured(row: Row) -> list[list[StepTimes]]:

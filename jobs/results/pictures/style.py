@@ -112,7 +112,7 @@ def panels(
       gap: between two lines, for titles and ticks.
     """
     num_lines = math.ceil(number / num_columns)
-    top, bottom = 1.15, 0.6
+    top, bottom = 1.25, 0.6
     total = top + num_lines * height + (num_lines - 1) * gap + bottom
     figure = Figure(figsize=(width, total))
     column = (width - margin - num_columns * (left + right)) / num_columns
