@@ -77,22 +77,25 @@ def test_the_table_has_a_line_for_each_row(article_page):
     assert "mosaic_gpu_simple" in results[2], "names aren't cut as on a terminal"
 
 
-def test_the_page_opens_with_what_where_when_and_the_answers(article_page):
-    text = Page(article_page).text
+def test_the_page_opens_with_what_where_when_and_the_answers(tmp_path):
+    run = read_run(ARTICLE)
+    run = dataclasses.replace(run, environment={**run.environment, "git_sha": "abcdef0123456789" + "0" * 24 + "-dirty"})
+    page = written([run], tmp_path)
+    text = Page(page).text
     places = [
         text.index(part)
         for part in (
             "All 10 checks passed",
             "2 cases in float16, bfloat16; D = 2 ranks; mosaic_gpu, mosaic_gpu_simple, ppermute, xla, local",
             "2 x NVIDIA H200 on 1 host (vm), jax 0.11.2, nccl 2.30.7, driver 580.159.04",
-            "2026-11-29 23:45 to 2026-11-29 23:46 UTC",
-            "8746b3d",
+            "2026-11-29 23:44 to 2026-11-29 23:44 UTC",
+            "abcdef012345-dirty",
             "article m_shard=1024 k=4096 n_shard=4096 float16 D=2: mosaic_gpu is fastest, 117.11 us",
             "article m_shard=1024 k=4096 n_shard=4096 bfloat16 D=2: mosaic_gpu is fastest",
         )
     ]
     assert places == sorted(places)
-    headings = re.findall(r"<h2>(.*?)</h2>", article_page)
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
     assert headings == ["Answers", "Pictures", "Results", "What ran", "Command"]
 
 
