@@ -41,6 +41,13 @@ class WandbMode(Enum):
     disabled = "disabled"
 
 
+class Columns(Enum):
+    """Columns of the table on standard output."""
+
+    default = "default"
+    all = "all"
+
+
 class Implementation(Enum):
     """What ``kernel.implementation`` may be; the names of ``cmkernel.all_gather_matmul``."""
 
@@ -256,6 +263,8 @@ class ResultsSettings:
 
     report: bool = True
     """Pictures and report.html when the job ends; ``python -m jobs.report RUN_DIR`` makes them later."""
+    columns: Columns = Columns.default
+    """default: those that fit 120 columns, or the terminal where it is narrower. all: every one, about 190 wide."""
 
 
 @dataclass

@@ -214,7 +214,7 @@ class Attempts:
         """Machine, versions and all cases; of a later gang the machine is all that may differ."""
         members = [dataclasses.asdict(member) for member in gang.members]
         later = [*table.device_lines(members, self.name), *more]
-        self._ledger.introduce([*self._header(gang, members), *more], later)
+        self._ledger.introduce([*self._header(gang, members), *more], later, islands=self._island is not None)
 
     def _header(self, gang: Gang, members: Sequence[dict[str, Any]]) -> list[str]:
         doing, timeout_s = "reading links", self._settings.cluster.step_timeout_s
@@ -228,8 +228,7 @@ class Attempts:
             expected.append((case, cost.expected_time(model, **sizes, dtype=case.dtype) if model else None))
         versions = gang.members[0].versions
         header = table.header_lines(members=members, versions=versions, links=links, cases=expected, island=self.name)
-        columns = table.column_lines(islands=self._island is not None)
-        return [*header, *table.host_lines(hosts, self._cases, device_kind), *columns]
+        return [*header, *table.host_lines(hosts, self._cases, device_kind)]
 
 
 def attempts_of(earlier: dict[str, Any]) -> dict[str, Any]:

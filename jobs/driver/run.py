@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from jobs.config.problem import expand, resolve_problem
 from jobs.config.resume import continued
 from jobs.config.rules import to_settings
-from jobs.config.schema import Settings, World
+from jobs.config.schema import Settings, World, kernel_config
 from jobs.driver.attempts import Attempts, attempts_of, members_of
 from jobs.driver.benchmark import Benchmark
 from jobs.driver.conclusion import conclude
@@ -41,6 +41,7 @@ from jobs.records.row import Case, Row
 from jobs.results.analysis.soaking import Point
 from jobs.results.disk.journal import Journal, iterate, iterate_soak
 from jobs.results.disk.run_dir import RunDir
+from jobs.results.terminal.columns import View
 from jobs.results.terminal.progress import Progress
 from jobs.results.wandb.sink import WandbSink
 from jobs.signals import signals_held
@@ -120,12 +121,14 @@ def _measure(
         if settings.resume:
             print(f"# Resumed  : {settings.resume}, {len(outcome.rows)} rows are there", flush=True)
         soak_journal = stack.enter_context(Journal(run_dir.soak_path)) if soak_s(settings) else None
+        progress = stack.enter_context(Progress(sys.stdout))
         ledger = Ledger(
             journal,
             outcome,
-            stack.enter_context(Progress(sys.stdout)),
+            progress,
             soak_journal=soak_journal,
             outlier_z=settings.cluster.outlier_z,
+            view=View(settings.results.columns, progress.width, tuple(kernel_config(settings.kernel))),
         )
         common: dict[str, Any] = {"ledger": ledger, "run_dir": run_dir, "environment": about, "kind": kind}
         if not islands:

@@ -71,8 +71,8 @@ def _measured(case: Case, rows: Sequence[Row]) -> Answer:
     names = [name for name in dict.fromkeys(row.implementation for row in rows) if name not in LOCALS]
     slowest: dict[str, tuple[float, str | None]] = {}
     for name in names:
-        found = [latest.get((name, island)) for island in islands]
-        times = [(row.headline_us, row.island) for row in found if row and row.headline_us is not None]
+        its = [latest.get((name, island)) for island in islands]
+        times = [(row.headline_us, row.island) for row in its if row and row.headline_us is not None]
         if len(times) == len(islands):
             slowest[name] = max(times, key=lambda time: time[0])
     left_out = _left_out(list(latest.values()), islands)
@@ -184,8 +184,10 @@ def _counts(rows: Sequence[Row], references: Sequence[Row]) -> str:
     most = max((_bursts(row) for row in references), default=0)
     stopped = sum(0 < _bursts(row) < most for row in configs)
     counts = {"FAILED": failed, "could not run": untimed, "stopped early": stopped}
-    told = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    return f"{len(configs)} other configs tried" + (f", {told}" if told else "")
+    listed = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    return f"{len(configs)} other {'config' if len(configs) == 1 else 'configs'} tried" + (
+        f", {listed}" if listed else ""
+    )
 
 
 def _ratio(row: Row, reference: Row) -> float:
