@@ -90,7 +90,7 @@ class Host:
         assert self.raylet is not None
         (pid,) = (pid for pid in _children(self.raylet.pid) if _program(pid) == "raylet")
         os.kill(pid, signal.SIGKILL)
-        self.raylet.wait(30)
+        self.raylet.wait(60)
 
     def stop_raylet(self) -> None:
         """End what `start_raylet` started."""

@@ -4,7 +4,6 @@ import pytest
 
 from jobs.config.problem import expand
 from jobs.driver.benchmark import Benchmark
-from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
 from jobs.results.terminal import table
 from tests.integration.bench_process import QUICK
@@ -20,15 +19,9 @@ SETTINGS = composed(
 
 
 @pytest.fixture(scope="module")
-def gang():
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        connect(SETTINGS.cluster) as cluster,
-    ):
-        # What conftest.py sets is for this process.
-        patch.delenv("XLA_FLAGS", raising=False)
-        with Gang.start(cluster, SETTINGS.cluster, 2) as gang:
-            yield gang
+def gang(local_ray):
+    with Gang.start(local_ray, SETTINGS.cluster, 2) as gang:
+        yield gang
 
 
 def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):

@@ -7,23 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.bench_process import QUICK, run, start
+from tests.integration.bench_process import QUICK, results, run, start
 from tests.wandb_run import inspect
 
 pytestmark = pytest.mark.slow
 OPTIONS = [option for option in QUICK if not option.startswith("wandb")]
 
 
-def results(stdout: str) -> list[dict]:
-    return [json.loads(line.removeprefix("RESULT ")) for line in stdout.splitlines() if line.startswith("RESULT ")]
-
-
-def about(result: dict) -> dict:
+def environment_record(result: dict) -> dict:
     return json.loads((Path(result["run_dir"]) / "environment.json").read_text())
 
 
 def pids(result: dict) -> list[int]:
-    return [member["pid"] for member in about(result)["members"]]
+    return [member["pid"] for member in environment_record(result)["members"]]
 
 
 def is_running(pid: int) -> bool:
@@ -64,7 +60,7 @@ def test_points_with_the_same_cluster_settings_share_a_gang(swept):
     assert not any(is_running(pid) for pid in {*first, *third, *fourth})
     (line,) = [line for line in swept.stdout.splitlines() if line.startswith("# Gang")]
     assert "gang of point 0 reused; its start took" in line
-    found = [about(point)["gang"] for point in measured(swept)]
+    found = [environment_record(point)["gang"] for point in measured(swept)]
     assert found == ["fresh", line.removeprefix("# Gang     : "), "fresh", "fresh"]
 
 
@@ -87,8 +83,8 @@ def test_each_point_is_a_wandb_run_of_one_group(swept):
 
 def test_a_resumed_point_stays_in_its_group(swept):
     def names(wandb_dir):
-        told = next(record["run"] for record in inspect(wandb_dir) if record["type"] == "run")
-        return [told[name] for name in ("run_id", "run_group", "display_name")]
+        of_run = next(record["run"] for record in inspect(wandb_dir) if record["type"] == "run")
+        return [of_run[name] for name in ("run_id", "run_group", "display_name")]
 
     point = measured(swept)[2]
     before = names(point["wandb_dir"])

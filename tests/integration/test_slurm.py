@@ -101,6 +101,6 @@ def test_the_end_of_the_allocation_stops_the_job(slurm, tmp_path):
 
 def test_without_an_allocation_it_says_how_to_be_called(slurm):
     process = slurm(SLURM_SUBMIT_DIR="")
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "call this file through sbatch" in output

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,6 @@ from jobs.driver import tuner
 from jobs.driver.candidate import done_with, handicap, headline_us
 from jobs.driver.tuner import Tuner
 from jobs.errors import GangLost
-from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
 from tests.integration.bench_process import QUICK, finish, run, start
 from tests.integration.comparison import FAIL_OVER, SPREAD, compare, in_slow_checkout
@@ -35,11 +35,39 @@ def pieces(rows):
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
+def stopped_and_resumed(tmp_path_factory):
+    """A tuning that is stopped after its first round, and the one that continues it."""
     run_dir = tmp_path_factory.mktemp("tune") / "run"
-    finished = run(*ONE_CASE, *ROUNDS, f"run_dir={run_dir}", job="jobs.tune")
-    assert finished.code == 0, finished.stderr
-    return finished, run_dir / "tuned.jsonl"
+    process = start(*ONE_CASE, *ROUNDS, f"run_dir={run_dir}", job="jobs.tune")
+    path, deadline = run_dir / "results.jsonl", time.monotonic() + 120
+    while not (path.exists() and b"heuristic" in path.read_bytes()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    stopped = finish(process, timeout_s=90)
+    command = json.loads((run_dir / "environment.json").read_text())["command"]
+    assert command.startswith("python -m jobs.tune problem=tiny ")
+    before = stopped.rows()
+    resumed = run(f"resume={run_dir}", job="jobs.tune")
+    assert resumed.code == 0, resumed.stderr
+    return stopped, before, resumed
+
+
+@pytest.fixture(scope="module")
+def tuned(stopped_and_resumed):
+    """The whole tuning, and its table."""
+    *_, resumed = stopped_and_resumed
+    return resumed, Path(resumed.result["run_dir"]) / "tuned.jsonl"
+
+
+def test_a_stopped_tuning_goes_on_where_it_was_and_measures_nothing_twice(stopped_and_resumed):
+    stopped, before, resumed = stopped_and_resumed
+    assert stopped.code == 143, stopped.stderr
+    assert 2 <= len(before) < len(PIECES)
+    rows = resumed.rows()
+    assert rows[: len(before)] == before
+    assert pieces(rows) == PIECES
 
 
 def test_each_candidate_is_a_checked_row_and_the_winner_is_in_the_table(tuned):
@@ -60,8 +88,6 @@ def test_each_candidate_is_a_checked_row_and_the_winner_is_in_the_table(tuned):
     assert entry.shape == dataclasses.replace(entry.shape, device_kind="cpu", num_ranks=2, m_shard=64, k=256)
     assert entry.us <= entry.heuristic_us
     assert f"in {path}" in finished.stdout
-    about = json.loads((path.parent / "environment.json").read_text())
-    assert about["command"].startswith("python -m jobs.tune problem=tiny ")
 
 
 def test_the_table_is_used_and_a_config_that_is_slow_is_found(tuned, tmp_path):
@@ -103,26 +129,6 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path):
     assert f"kernel.table={path}: {path}:1: no entry of a table" in finished.result["error"]
 
 
-def test_a_stopped_tuning_goes_on_where_it_was_and_measures_nothing_twice(tmp_path):
-    run_dir = tmp_path / "run"
-    process = start(*ONE_CASE, *ROUNDS, f"run_dir={run_dir}", job="jobs.tune")
-    journal, deadline_s = run_dir / "results.jsonl", time.monotonic() + 100
-    while not (journal.exists() and b"heuristic" in journal.read_bytes()) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    stopped = finish(process, timeout_s=60)
-    assert stopped.code == 143, stopped.stderr
-    before = stopped.rows()
-    assert 2 <= len(before) < len(PIECES)
-    resumed = run(f"resume={run_dir}", job="jobs.tune")
-    assert resumed.code == 0, resumed.stderr
-    rows = resumed.rows()
-    assert rows[: len(before)] == before
-    assert pieces(rows) == PIECES
-    assert rows[-1]["requested"] == "tune:2/2:heuristic"
-    assert len(Table.read(run_dir / "tuned.jsonl").entries) == 1
-
-
 # The tuner itself over a gang, with other candidates.
 
 
@@ -132,12 +138,9 @@ def settings():
 
 
 @pytest.fixture(scope="module")
-def gang(settings):
-    with pytest.MonkeyPatch.context() as patch, connect(settings.cluster) as cluster:
-        # What conftest.py sets is for this process.
-        patch.delenv("XLA_FLAGS", raising=False)
-        with Gang.start(cluster, settings.cluster, 2) as gang:
-            yield gang
+def gang(local_ray, settings):
+    with Gang.start(local_ray, settings.cluster, 2) as gang:
+        yield gang
 
 
 def tune(gang, settings, tmp_path, monkeypatch, *candidates):
@@ -157,7 +160,7 @@ def tune(gang, settings, tmp_path, monkeypatch, *candidates):
 
 
 def stays_by(samples, early_stop):
-    """After which burst each of one round's candidates has to leave, by their samples; the last one never has to."""
+    """The burst after which each candidate of a round has to leave, by the samples; the last candidate stays."""
     num_bursts = len(samples[-1][0])
     stays = dict.fromkeys(range(len(samples)), num_bursts)
     for burst in range(1, num_bursts):
@@ -166,7 +169,7 @@ def stays_by(samples, early_stop):
     return list(stays.values())
 
 
-def test_who_is_hopeless_drops_out_and_who_is_fastest_is_checked_as_a_whole_and_wins(
+def test_hopeless_candidates_drop_out_and_the_fastest_one_is_checked_as_a_whole_and_wins(
     gang, settings, tmp_path, monkeypatch
 ):
     rows, said = tune(gang, settings, tmp_path, monkeypatch, 8, 1, 16)

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from tests.integration.ray_cluster import ray_cluster
+from tests.limits import without_waiting
 from tests.paths import ROOT
 
 SUBMIT = ROOT / "scripts" / "submit.sh"
@@ -93,9 +93,8 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    with ray_cluster(num_cpus=1) as cluster:
-        yield Project(tmp_path_factory.mktemp("project") / "checkout", cluster)
+def project(ray_head, tmp_path_factory):
+    return Project(tmp_path_factory.mktemp("project") / "checkout", ray_head)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +144,10 @@ def test_exit_code_is_the_jobs(project):
 
 @pytest.mark.slow
 def test_no_job_server(project):
-    began = time.monotonic()
-    done = project.submit("--address", "http://127.0.0.1:1")
+    with without_waiting():
+        done = project.submit("--address", "http://127.0.0.1:1")
     assert done.returncode == 3
     assert "127.0.0.1:1" in done.stderr
-    assert time.monotonic() - began < 15
 
 
 @pytest.mark.slow
