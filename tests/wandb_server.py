@@ -9,7 +9,7 @@ import time
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """As much of W&B's API as a run needs to start, or none of it."""
+    """The part of W&B's API that a run needs, or none of it."""
 
     protocol_version = "HTTP/1.1"
 
@@ -81,7 +81,7 @@ class Server(http.server.ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request, client_address):
-        """A client that gave up is what these tests are about."""
+        """Stay silent: clients that give up are expected."""
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ def gang(local_ray):
 
 
 def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
-    said, begun = [], []
-    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *step: begun.append(step), announce=said.append)
+    messages, begun = [], []
+    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *step: begun.append(step), announce=messages.append)
     (case,) = expand(SETTINGS.problem, 2)
     (rows,) = benchmark.run(case)
     assert [(row.implementation, row.requested) for row in rows] == [
@@ -38,22 +38,22 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
         ("local_cublas", "baseline"),
     ]
     assert rows[0].config == {"num_chunks": 1}
-    assert f"{case}: kernel.num_chunks: of mosaic_gpu, so ppermute runs without" in said
+    assert f"{case}: kernel.num_chunks: of mosaic_gpu, so ppermute runs without" in messages
     for row in rows[1::2]:
         assert row.check is None
         assert not row.failed
         assert "platform='cpu' must be 'gpu'" in row.reason
         assert row.samples_us == {}
-        assert f"{case}: {row.implementation} can't run: {row.reason}" in said
+        assert f"{case}: {row.implementation} can't run: {row.reason}" in messages
     for row in rows[::2]:
         assert row.check.passed
         assert row.in_graph_us.max > 0
-        # Of the one that was measured.
+        # Ratios are to the one multiply that was measured.
         assert row.derived.ratio_to_local == pytest.approx(row.in_graph_us.max / rows[4].in_graph_us.max)
     footer = table.footer_lines(rows)
     assert f"# NOT RUN torch_fused on {case}" in footer
     assert "# Out of bounds values : 0 OK" in footer
-    # Progress finds each step in its plan, in this order, and the fastest implementation once there is one.
+    # Each step is in the plan, in this order, and the fastest implementation is reported once there is one.
     run = {"auto", "xla", "local"}
     plan = Benchmark.steps(case, SETTINGS, "cpu")
     assert [step for step, _, _ in begun] == [step for step in plan if step.implementation in {None, *run}]
@@ -65,10 +65,10 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
 
 
 def test_a_timeline_that_cannot_be_had_costs_nothing_else(gang):
-    said = []
-    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *_: None, announce=said.append)
+    messages = []
+    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *_: None, announce=messages.append)
     (case,) = expand(SETTINGS.problem, 2)
-    # No kernel is open on these ranks: as where one program more is one too many for the GPUs' memory.
+    # No kernel is open on these ranks. On GPUs, one program too many for their memory has the same effect.
     assert benchmark._timeline(case, ["mosaic_gpu"]) == []
-    assert said == [f"{case}: no timeline of mosaic_gpu: RuntimeError: no case is open"]
+    assert messages == [f"{case}: no timeline of mosaic_gpu: RuntimeError: no case is open"]
     assert gang.answers()

@@ -17,7 +17,7 @@ def on(cluster):
 
 
 def examine(cluster, run_dir):
-    """The doctor on the first host; its findings by check, place and verdict."""
+    """Run the doctor on the first host; its process, its report, and findings by check, place and verdict."""
     command = cluster.hosts[0].command(sys.executable, "-m", "jobs.doctor", f"run_dir={run_dir}", "cluster.num_ranks=1")
     done = subprocess.run(command, cwd=ROOT, env=on(cluster), capture_output=True, text=True, timeout=120)
     report = json.loads((run_dir / "doctor.json").read_text())

@@ -1,7 +1,7 @@
-"""What a job does when its cluster breaks: docs/faults.md is the table of these tests.
+"""Jobs whose cluster breaks: docs/faults.md is the table of these tests.
 
 One cluster of namespaced hosts with a CPU each, so that every rank has a host of its own. Faults are real: signals, a
-link that is cut, a full disk. A test leaves the cluster as it found it.
+link that is cut, a full disk. Each test repairs the cluster for the next one.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def cluster(compilation_cache):
 
 @pytest.fixture(autouse=True)
 def as_it_was(cluster):
-    """Whatever a test has done, the next one finds h1 and h2."""
+    """Repair h1 and h2 behind each test."""
     yield
     for host in cluster.hosts[:2]:
         host.mend()
@@ -85,12 +85,12 @@ class Job:
         return found
 
     def await_attempt(self, number):
-        """Members of that gang, once it has written a row."""
+        """Wait until that gang has written a row; its members."""
         self.await_(f"a row of attempt {number}", lambda: any(row["attempt"] == number for row in self.rows()))
         return self.environment()["members"]
 
     def await_log(self, text, timeout_s=90.0):
-        """When the log says ``text``, and that line."""
+        """Wait for a line of the log with ``text``; its time, in seconds of the epoch, and the line."""
 
         def line():
             path = self.run_dir / "bench.log"
@@ -105,7 +105,7 @@ class Job:
         return self.finished
 
     def check_complete(self, attempts, sizes=SIZES):
-        """Every row of every case, once, by the gangs of these attempts."""
+        """Assert that each row of each case is there once, measured by the gangs of these attempts."""
         assert self.finished.code == 0, self.finished.stderr
         keys = [(row["case"]["m_shard"], row["implementation"]) for row in self.rows()]
         assert sorted(keys) == sorted((m, name) for m in sizes for name in NAMES)
@@ -126,7 +126,7 @@ def is_gone(pid):
 
 
 def measured(fault, began_s, found_s, job=None):
-    """For docs/faults.md; pytest -rP shows it."""
+    """Print a line for docs/faults.md; pytest -rP shows it."""
     restarts = [attempt.get("restart_s") for attempt in job.environment()["earlier_attempts"]] if job else []
     print(f"MEASURED {fault}: found out after {found_s - began_s:.1f} s; restarts {restarts}")
 
@@ -198,7 +198,7 @@ def test_cut_link(cluster, tmp_path):
 
 
 def _working_thread(pid):
-    """The thread of a rank that runs a step: Ray names it so."""
+    """The thread of a rank that runs a step, by the name that Ray gives it."""
     (thread,) = (t for t in Path(f"/proc/{pid}/task").iterdir() if (t / "comm").read_text() == "ray::Rank.call\n")
     return thread.name
 
@@ -206,7 +206,7 @@ def _working_thread(pid):
 @contextlib.contextmanager
 def stuck(rank, peer):
     """``rank`` gets no further in a collective, but answers."""
-    # While its peer sleeps it waits for it inside XLA, where it doesn't hold Python's lock.
+    # While the peer sleeps, the rank waits for it inside XLA, where it doesn't hold Python's lock.
     os.kill(peer["pid"], signal.SIGSTOP)
     time.sleep(0.5)
     thread = _working_thread(rank["pid"])
@@ -255,7 +255,7 @@ def test_stuck_and_frozen_ranks(cluster, tmp_path):
 
 
 def test_raising_rank(cluster, compilation_cache, tmp_path):
-    """The program's own failure, which a fresh gang would meet again: rank 0 can no longer write what it compiled."""
+    """A failure of the program itself, which a fresh gang would meet again: rank 0 can't write what it compiled."""
     cache, _ = compilation_cache
     job = Job(cluster, tmp_path / "run", *SMALL, "problem.m_shard=[32,33,34,35]")
     job.await_attempt(1)
@@ -295,7 +295,7 @@ def test_a_node_joins_while_the_job_waits_to_start(cluster, tmp_path):
 
 
 def test_stopped_and_killed_driver_and_resume(cluster, tmp_path):
-    """SIGTERM first; the job that continues it is killed, with no chance to say anything, and continued again."""
+    """A job is stopped by SIGTERM and continued; that one is killed by SIGKILL and continued again."""
     run_dir = tmp_path / "run"
     overrides = [override for override in MANY if not override.startswith("wandb")]
     job = Job(cluster, run_dir, *overrides, "wandb=offline")

@@ -26,7 +26,7 @@ SESSION = f"{__name__}:Session"
 
 
 class Session:
-    """What a rank does; the real one is jobs.measure.session."""
+    """The work of a rank, in place of jobs.measure.session."""
 
     def __init__(self):
         import jax
@@ -60,7 +60,7 @@ class Session:
             self.sum_of([1.0] * self.jax.device_count())
 
     def sum_without(self, rank):
-        """One rank never comes to the collective."""
+        """A sum that one rank doesn't take part in."""
         if self.jax.process_index() == rank:
             time.sleep(600)
         return self.sum_of([1.0] * self.jax.device_count())
@@ -72,7 +72,7 @@ class Session:
             PULSE.beat()
 
     def compile_for_long(self, at_least_s):
-        """One compilation of that many seconds."""
+        """Compile larger and larger programs, until one takes that many seconds."""
 
         def unrolled(x, length):
             for i in range(length):
@@ -164,10 +164,10 @@ def test_members(gang):
 
 
 def test_results_come_in_rank_order(gang):
-    found = gang.call("who", timeout_s=60, doing="asking")
-    assert [who["rank"] for who in found] == list(range(NUM_RANKS))
-    assert [who["pid"] for who in found] == [member.pid for member in gang.members]
-    assert {(who["num_ranks"], who["num_local_devices"]) for who in found} == {(NUM_RANKS, 1)}
+    answers = gang.call("who", timeout_s=60, doing="asking")
+    assert [who["rank"] for who in answers] == list(range(NUM_RANKS))
+    assert [who["pid"] for who in answers] == [member.pid for member in gang.members]
+    assert {(who["num_ranks"], who["num_local_devices"]) for who in answers} == {(NUM_RANKS, 1)}
 
 
 def test_ranks_have_no_key(gang):

@@ -21,16 +21,16 @@ ISLANDS = (
     *("cluster.world=per_island", "kernel=xla", "timing.baselines=[local]"),
     *("timing.chain_length=16", "timing.chain_repeats=100", "timing.chains=3", "timing.bursts=3"),
 )
-# Hosts share two cores, and what is alike may differ twofold. Of three the middle one is the median, with z = 0: where
-# one is slow, the first threshold tells it from the others, however these differ. Where none is, the slowest may have a
-# z of 20, as the other two happen to agree.
+# Hosts share two cores, so equal ones may differ twofold. Of three islands the middle one is the median, with z = 0.
+# Where one is slow, the first threshold finds it, however the other two differ. Where none is slow, the slowest may
+# have a z of 20, when the other two happen to agree.
 TELLS_THE_SLOWEST, TELLS_NONE = "cluster.outlier_z=1", "cluster.outlier_z=50"
 
 
 def island(run_dir, name):
-    """What environment.json says of it."""
-    about = json.loads((run_dir / "environment.json").read_text())
-    return next(part for part in about["islands"] if part["island"] == name)
+    """An island's part of environment.json."""
+    record = json.loads((run_dir / "environment.json").read_text())
+    return next(part for part in record["islands"] if part["island"] == name)
 
 
 def await_log(process, run_dir, text, timeout_s=90.0):
@@ -85,7 +85,7 @@ def test_a_slow_host_is_an_outlier(three_hosts, tmp_path):
 
 
 def test_a_lost_island_gets_a_gang_of_its_own_and_the_others_go_on(three_hosts, tmp_path):
-    """And the job succeeds, as none is told to be slow, with a W&B run and a report that know the islands."""
+    """No island is an outlier, so the job succeeds, with a W&B run and a report that name the islands."""
     run_dir = tmp_path / "run"
     overrides = [o for o in ISLANDS if not o.startswith(("wandb", "results"))]
     overrides += [TELLS_NONE, "wandb=offline", "problem.m_shard=32"]

@@ -60,8 +60,8 @@ def test_points_with_the_same_cluster_settings_share_a_gang(swept):
     assert not any(is_running(pid) for pid in {*first, *third, *fourth})
     (line,) = [line for line in swept.stdout.splitlines() if line.startswith("# Gang")]
     assert "gang of point 0 reused; its start took" in line
-    found = [environment_record(point)["gang"] for point in measured(swept)]
-    assert found == ["fresh", line.removeprefix("# Gang     : "), "fresh", "fresh"]
+    gangs = [environment_record(point)["gang"] for point in measured(swept)]
+    assert gangs == ["fresh", line.removeprefix("# Gang     : "), "fresh", "fresh"]
 
 
 def test_each_point_is_a_wandb_run_of_one_group(swept):
@@ -74,11 +74,11 @@ def test_each_point_is_a_wandb_run_of_one_group(swept):
     assert [run["display_name"] for run in runs] == [f"{group}-{number}" for number in (0, 2, 3, 5)]
     assert len({run["run_id"] for run in runs}) == 4
     for point, implementation in zip(points, ("ppermute", "xla") * 2, strict=True):
-        (found,) = inspect(point["wandb_dir"], "--summary")
-        assert {"D=2", "bfloat16", "cpu", implementation} <= set(found["tags"])
-        assert any(tag.startswith("git=") for tag in found["tags"])
-        assert found["summary"]["tiny/32x256x256/bfloat16/best"] in ("ppermute", "xla")
-        assert (found["summary"]["exit_code"], found["summary"]["rows"]) == (0, point["rows"])
+        (of_run,) = inspect(point["wandb_dir"], "--summary")
+        assert {"D=2", "bfloat16", "cpu", implementation} <= set(of_run["tags"])
+        assert any(tag.startswith("git=") for tag in of_run["tags"])
+        assert of_run["summary"]["tiny/32x256x256/bfloat16/best"] in ("ppermute", "xla")
+        assert (of_run["summary"]["exit_code"], of_run["summary"]["rows"]) == (0, point["rows"])
 
 
 def test_a_resumed_point_stays_in_its_group(swept):

@@ -1,4 +1,4 @@
-"""scripts/slurm.sh as Slurm would run it, with a real Ray; Slurm's own commands run what they are given right here."""
+"""scripts/slurm.sh as Slurm would run it, with a real Ray. In place of Slurm's commands, scripts run the steps here."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from tests.integration.bench_process import QUICK, ROOT, environment
 
 pytestmark = pytest.mark.slow
 
-# What stands for Slurm: two nodes, whose steps start on this host.
+# Slurm's commands, replaced: two nodes, whose steps start on this host.
 COMMANDS = {
-    # As where it is slow: whoever reads no more than the first line is gone by the second.
+    # Slow, so a reader of the first line alone is gone when the second one comes.
     "scontrol": "echo node1 && sleep 0.5 && echo node2",
     "srun": 'printf "%s\\n" "$*" >>"$SRUN_LOG"; while [[ $1 == --* ]]; do shift; done; exec "$@"',
 }
@@ -24,7 +24,7 @@ COMMANDS = {
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Starts the script; afterwards nothing of it is left."""
+    """A function that starts the script. After the test, its processes are killed."""
     for name, body in COMMANDS.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tmp_path / name).chmod(0o755)

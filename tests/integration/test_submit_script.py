@@ -44,7 +44,7 @@ def run(command, env, **options):
     )
 
 
-def found(done):
+def printed(done):
     (line,) = {line for line in done.stdout.splitlines() if line.startswith("FOUND ")}
     return json.loads(line.removeprefix("FOUND "))
 
@@ -123,9 +123,9 @@ def test_arguments_and_files_arrive(project):
     args = ["0", "problem.m_shard=[1,2]", "name=two words", "a='b'|c", "$HOME;*"]
     done = project.submit("--", *args)
     assert done.returncode == 0, done.stderr
-    assert found(done)["args"] == args
-    assert found(done)["value"] is None
-    assert found(done)["files"] == [
+    assert printed(done)["args"] == args
+    assert printed(done)["value"] is None
+    assert printed(done)["files"] == [
         "conf/wandb/offline.yaml",
         "jobs/__init__.py",
         "jobs/echo.py",
@@ -166,4 +166,4 @@ def test_stopped_job_has_time_to_end(project):
 def test_install_takes_the_lock_along(project):
     done = project.submit("--install", "--", "0")
     assert done.returncode == 0, done.stdout
-    assert found(done)["value"] == 17
+    assert printed(done)["value"] == 17

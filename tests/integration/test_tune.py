@@ -93,7 +93,7 @@ def test_each_candidate_is_a_checked_row_and_the_winner_is_in_the_table(tuned):
 def test_the_table_is_used_and_a_config_that_is_slow_is_found(tuned, tmp_path):
     _, path = tuned
     (entry,) = Table.read(path).entries
-    # Beside what was measured, an entry that can be told from the default.
+    # Beside the measured entry, one whose config differs from the default.
     two = dataclasses.replace(
         entry, config=PpermuteConfig(num_chunks=2), shape=dataclasses.replace(entry.shape, m_shard=96)
     )
@@ -114,7 +114,7 @@ def test_the_table_is_used_and_a_config_that_is_slow_is_found(tuned, tmp_path):
     assert near.endswith(f"its config tuned on {entry.date} for m_shard=96 k=256 n_shard=256, the nearest")
     assert pieces(rows["base"]) == [entry.config.num_chunks, 2, 2]
     assert pieces(rows["slow"]) == [16]
-    # What 16 pieces cost by themselves may be lost in what else the machine does.
+    # 16 pieces alone may cost less than the noise of a busy machine, so the ring is slow as well.
     compared = compare(tmp_path / "base", tmp_path / "slow", *SPREAD, *FAIL_OVER)
     assert compared.returncode == 1, compared.stdout + compared.stderr
     assert "REGRESSION: ppermute on m_shard=64" in compared.stdout
@@ -147,16 +147,16 @@ def tune(gang, settings, tmp_path, monkeypatch, *candidates):
     monkeypatch.setattr(
         tuner, "ppermute_candidates", lambda m_shard: [PpermuteConfig(num_chunks=n) for n in candidates]
     )
-    said, begun = [], []
+    messages, begun = [], []
     settings = Tuner.settle(settings, tmp_path)
-    measured = Tuner(gang, settings, 1, report=lambda *step: begun.append(step), announce=said.append)
+    measured = Tuner(gang, settings, 1, report=lambda *step: begun.append(step), announce=messages.append)
     (case,) = expand(settings.problem, 2)
     rows = [row for of_round in measured.run(case) for row in of_round]
-    # Progress finds each step in its plan, in this order.
+    # Each step is in the plan, in this order.
     plan = Tuner.steps(case, settings, "cpu")
     places = [plan.index(step) for step, _, _ in begun]
     assert places == sorted(set(places))
-    return rows, said
+    return rows, messages
 
 
 def stays_by(samples, early_stop):
@@ -172,7 +172,7 @@ def stays_by(samples, early_stop):
 def test_hopeless_candidates_drop_out_and_the_fastest_one_is_checked_as_a_whole_and_wins(
     gang, settings, tmp_path, monkeypatch
 ):
-    rows, said = tune(gang, settings, tmp_path, monkeypatch, 8, 1, 16)
+    rows, messages = tune(gang, settings, tmp_path, monkeypatch, 8, 1, 16)
     assert [row.config["num_chunks"] for row in rows] == [1, 16, 8]
     # A piece costs the ranks a meeting, so 1 piece is the fastest, except on a machine that does other things too.
     samples = [row.samples_us["in_graph_us"] for row in rows]
@@ -188,20 +188,20 @@ def test_hopeless_candidates_drop_out_and_the_fastest_one_is_checked_as_a_whole_
     assert entry.us == pytest.approx(winner.headline_us, abs=0.01)
     assert entry.heuristic_us == pytest.approx(reference.headline_us, abs=0.01)
     if winner is reference:
-        assert "no config is faster than the heuristic's, " in said[-1]
+        assert "no config is faster than the heuristic's, " in messages[-1]
     else:
         assert entry.us < entry.heuristic_us
-        assert f"num_chunks={winner.config['num_chunks']} takes {winner.headline_us:.2f} us, " in said[-1]
-        assert "less than the heuristic's config" in said[-1]
+        assert f"num_chunks={winner.config['num_chunks']} takes {winner.headline_us:.2f} us, " in messages[-1]
+        assert "less than the heuristic's config" in messages[-1]
 
 
 def test_results_that_are_wrong_keep_a_config_out_of_the_table(gang, settings, tmp_path, monkeypatch):
     wrong = dataclasses.replace(settings, check=composed("check.calls=1", "check.fault=wrong_element").check)
-    rows, said = tune(gang, wrong, tmp_path, monkeypatch, 1, 2)
+    rows, messages = tune(gang, wrong, tmp_path, monkeypatch, 1, 2)
     assert len(rows) == 2
     assert all(row.failed and not row.samples_us for row in rows)
     assert not (tmp_path / "tuned.jsonl").exists()
-    assert "no config passed its check" in said[-1]
+    assert "no config passed its check" in messages[-1]
 
 
 def test_a_merged_table_keeps_what_it_had(gang, settings, tmp_path, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_merged_table_keeps_what_it_had(gang, settings, tmp_path, monkeypatch)
 
 
 def test_the_candidate_that_a_gang_is_lost_with_has_a_row(gang, settings, tmp_path, monkeypatch):
-    """The last test: it kills a rank of the gang."""
+    """The module's last test, as it kills a rank of the gang."""
     monkeypatch.setattr(tuner, "ppermute_candidates", lambda m_shard: [PpermuteConfig(num_chunks=n) for n in (1, 2, 4)])
 
     def report(step, *_):

@@ -1,4 +1,4 @@
-"""What the points of a multirun hand on, where a point fails: a process of its own, as it connects twice."""
+"""A gang that points of a multirun share, where one of them fails. The points connect in a process of their own."""
 
 import subprocess
 import sys
