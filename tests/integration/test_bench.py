@@ -13,7 +13,7 @@ import pytest
 
 from jobs.results.wandb import metrics
 from tests.integration.bench_process import QUICK, ROOT, command, finish, journal, results, run, start
-from tests.wandb_run import history, inspect
+from tests.jobs.results.wandb.leet import history, inspect
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from tests.integration.bench_process import QUICK, finish, run, start
-from tests.wandb_run import history
+from tests.jobs.results.wandb.leet import history
 
 WITHOUT_WANDB = [option for option in QUICK if not option.startswith("wandb")]
 KEY = "0123456789" * 4

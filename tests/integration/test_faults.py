@@ -20,7 +20,7 @@ import pytest
 from tests.integration import stick
 from tests.integration.bench_process import QUICK, ROOT, finish
 from tests.integration.hosts import hosts
-from tests.wandb_run import history
+from tests.jobs.results.wandb.leet import history
 
 pytestmark = pytest.mark.slow
 
@@ -376,10 +376,19 @@ def test_two_jobs_at_once(cluster, tmp_path):
     assert [len(f.rows()) for f in finished] == [2, 2]
 
 
+WANDB_SERVER = """
+import threading
+from tests.jobs.results.wandb.wandb_server import Server
+
+print(Server(200).url, flush=True)
+threading.Event().wait()
+"""
+
+
 def test_frozen_wandb_server(cluster, tmp_path):
     """SIGSTOP of the server while the job measures: the job ends all the same, and says where the rows are."""
     h1 = cluster.hosts[0]
-    command = h1.command(sys.executable, "-m", "tests.wandb_server")
+    command = h1.command(sys.executable, "-c", WANDB_SERVER)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             url = server.stdout.readline().strip()

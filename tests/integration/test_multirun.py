@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.bench_process import QUICK, results, run, start
-from tests.wandb_run import inspect
+from tests.jobs.results.wandb.leet import inspect
 
 pytestmark = pytest.mark.slow
 OPTIONS = [option for option in QUICK if not option.startswith("wandb")]

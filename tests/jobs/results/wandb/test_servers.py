@@ -1,5 +1,7 @@
 """W&B servers that refuse, hang or break, as real ones on this machine."""
 
+import gzip
+import http.server
 import json
 import logging
 import os
@@ -8,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,17 +18,99 @@ import pytest
 
 from jobs.config.schema import WandbMode, WandbSettings
 from jobs.errors import InfrastructureError
+from jobs.records.row import Case, Row, Spread
 from jobs.results.wandb.process import service_pids
 from jobs.results.wandb.sink import WandbSink
-from tests.jobs.results.wandb.wandb_rows import bare_row as row
+from tests.jobs.results.wandb.wandb_rows import CHECK
 from tests.paths import ROOT
-from tests.wandb_server import Server
 
 pytestmark = pytest.mark.slow
 
 KEY = "0123456789" * 4
 # What the sink may take beyond W&B's own limit, on a busy machine.
 MARGIN_S = 8.0
+CASE = Case(name="tiny", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
+
+
+def row(time_us: float) -> Row:
+    spread = Spread(time_us, time_us, time_us)
+    return Row(case=CASE, implementation="ppermute", requested="auto", check=CHECK, in_graph_us=spread)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """As much of W&B's API as a run needs to start, or none of it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.server.requests.append((self.path, body.decode()))
+        while self.server.frozen.is_set():
+            time.sleep(0.05)
+        answer = {"errors": [{"message": "user is not logged in"}]} if self.server.status != 200 else self.answer(body)
+        text = json.dumps(answer).encode()
+        self.send_response(self.server.status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_PUT = do_POST
+
+    def answer(self, body: bytes) -> dict:
+        request = json.loads(body) if body else {}
+        if self.path.endswith("/file_stream"):
+            if sent := request.get("files", {}).get("wandb-history.jsonl"):
+                self.server.history[sent["offset"] :] = sent["content"]
+        elif self.path == "/graphql":
+            name = re.search(r"(?:query|mutation)\s+(\w+)", request["query"]).group(1)
+            bucket = self.bucket(request.get("variables", {}).get("name"))
+            if name == "UpsertBucket":
+                return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
+            if name == "RunResumeStatus":
+                return {"data": {"model": {"name": "cmkernel", "entity": {"name": "me"}, "bucket": bucket}}}
+            if name == "Viewer":
+                return {"data": {"viewer": {"id": "dg==", "entity": "me", "username": "me", "teams": {"edges": []}}}}
+            return {"errors": [{"message": "not known here"}]}
+        return {}
+
+    def bucket(self, name: str) -> dict:
+        history = self.server.history
+        return {
+            "id": "aWQ=",
+            "name": name,
+            "displayName": "run",
+            "config": "{}",
+            "project": {"id": "cA==", "name": "cmkernel", "entity": {"id": "ZQ==", "name": "me"}},
+            "summaryMetrics": "{}",
+            "historyLineCount": len(history),
+            "historyTail": json.dumps(history[-1:]),
+            "logLineCount": 0,
+            "eventsLineCount": 0,
+            "eventsTail": "[]",
+            "tags": [],
+            "wandbConfig": json.dumps({"t": 1}),
+        }
+
+    def log_message(self, *args):
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, status: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status = status
+        self.frozen = threading.Event()
+        self.requests: list[tuple[str, str]] = []
+        self.history: list[str] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, request, client_address):
+        """A client that gave up is what these tests are about."""
 
 
 @pytest.fixture
@@ -178,7 +263,7 @@ def test_online_run_is_made_again_when_its_service_dies(run_dir, monkeypatch, se
         run_dir,
         "import os\n"
         "from jobs.results.wandb.process import service_pids\n"
-        "from tests.jobs.results.wandb.wandb_rows import bare_row as row\n"
+        "from tests.jobs.results.wandb.test_servers import row\n"
         "sink = start(); url = sink.url\n"
         f"for time_us in [1.25][:{uploaded}]: sink.log_row(row(time_us), [])\n"
         "print('logged', flush=True); sys.stdin.readline()\n"

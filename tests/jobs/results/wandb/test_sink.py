@@ -22,7 +22,6 @@ from jobs.results.wandb.process import service_pids
 from jobs.results.wandb.sink import WandbSink
 from tests.jobs.results.wandb.wandb_rows import FULL, MEMBERS, ROWS
 from tests.paths import ROOT
-from tests.wandb_run import history, inspect
 
 WANDB = Path(sys.executable).with_name("wandb")
 
@@ -47,6 +46,23 @@ def start(run_dir: Path, mode: WandbMode = WandbMode.offline, **settings) -> Wan
     config = dataclasses.asdict(Settings()) | {"environment": {"path": Path("/x")}}
     settings = WandbSettings(mode=mode, **settings)
     return WandbSink.start(settings, run_dir=run_dir, config=config, group="raysubmit_1", tags=["D=2"])
+
+
+def inspect(directory: Path, *options: str) -> list[dict]:
+    """What `wandb leet inspect --json` prints, as anyone would read the run."""
+    command = [WANDB, "leet", "inspect", "--json", *options, directory]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert found.returncode == 0, found.stderr
+    return (
+        [json.loads(found.stdout)]
+        if "--summary" in options
+        else [json.loads(line) for line in found.stdout.splitlines()]
+    )
+
+
+def history(directory: Path) -> list[dict]:
+    items = [record["history"]["item"] for record in inspect(directory) if record["type"] == "history"]
+    return [item for item in items if "case/name" in item]
 
 
 def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capfd):

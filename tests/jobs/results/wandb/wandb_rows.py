@@ -59,12 +59,6 @@ def row(implementation: str, time_us: float, case: Case = CASE) -> Row:
     )
 
 
-def bare_row(time_us: float) -> Row:
-    """A row with one time and nothing derived from it."""
-    spread = Spread(time_us, time_us, time_us)
-    return Row(case=CASE, implementation="ppermute", requested="auto", check=CHECK, in_graph_us=spread)
-
-
 WRONG = Row(
     case=CASE,
     implementation="ppermute",
