@@ -51,7 +51,7 @@ def test_a_name_that_leads_nowhere(three_hosts, tmp_path):
         assert finished.code == 1
         assert "host name on h3" in finished.result["error"]
         job = three_hosts.hosts[0].bench(*QUICK, "cluster.num_ranks=3", f"run_dir={tmp_path / 'bench'}")
-        refused = finish(job, timeout_s=90)
+        refused = finish(job, timeout_s=180)
         assert (refused.code, refused.result["rows"]) == (3, 0)
         assert "host h3: its name resolves to 127.0.1.1" in refused.result["error"]
     finally:

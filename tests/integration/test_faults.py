@@ -308,13 +308,13 @@ def test_stopped_and_killed_driver_and_resume(cluster, tmp_path):
     before = job.rows()
 
     h1 = cluster.hosts[0]
-    refused = finish(h1.bench(f"resume={run_dir}", "problem.m_shard=[8]"), timeout_s=60)
+    refused = finish(h1.bench(f"resume={run_dir}", "problem.m_shard=[8]"), timeout_s=180)
     assert refused.code == 2
     assert "problem.m_shard=[8] contradicts problem.m_shard=[32, 40, " in refused.result["error"]
     job.process = h1.bench(f"resume={run_dir}", "cluster.step_timeout_s=500")
     members = job.await_attempt(2)
     killed_s = kill(job.process.pid)
-    job.process.communicate(timeout=60)
+    job.process.communicate(timeout=180)
     while not all(is_gone(member["pid"]) for member in members):
         assert time.time() < killed_s + DETECTION_S
         time.sleep(0.05)
@@ -367,7 +367,7 @@ def test_two_jobs_at_once(cluster, tmp_path):
     while not (base.exists() and len(logs := list(base.glob("*/bench.log"))) == 2):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    third = finish(h1.bench(*one_rank, f"run_dir={logs[0].parent}"), timeout_s=60)
+    third = finish(h1.bench(*one_rank, f"run_dir={logs[0].parent}"), timeout_s=180)
     assert third.code == 2
     assert re.search(r"in use by another job|already holds a results.jsonl", third.result["error"])
     finished = [finish(process, timeout_s=120) for process in pair]

@@ -107,7 +107,7 @@ def test_a_gang_that_died_between_points_is_not_handed_on_and_a_signal_ends_the_
         elif line.startswith("RESULT") and len(results("".join(lines))) == 2:
             assert all(is_running(pid) for pid in pids(results("".join(lines))[1])), "kept for the next point"
             process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143, process.stderr.read()
+    assert process.wait(timeout=180) == 143, process.stderr.read()
     first, second = results("".join(lines))[:2]
     assert (second["status"], second["rows"]) == ("ok", 3)
     assert not set(pids(first)) & set(pids(second))

@@ -94,13 +94,13 @@ def test_the_end_of_the_allocation_stops_the_job(slurm, tmp_path):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 143, output
     assert journal.read_text().count("\n") > 0
 
 
 def test_without_an_allocation_it_says_how_to_be_called(slurm):
     process = slurm(SLURM_SUBMIT_DIR="")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode != 0
     assert "call this file through sbatch" in output

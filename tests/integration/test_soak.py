@@ -45,7 +45,7 @@ def test_a_stopped_soak_goes_on_where_it_was(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    stopped = finish(process, timeout_s=60)
+    stopped = finish(process, timeout_s=180)
     assert stopped.code == 143
     before = slices(run_dir)
     assert len(before) >= 2

@@ -93,7 +93,7 @@ def test_all_rows_are_counted_where_a_signal_comes_while_they_are_read(tmp_path)
     # The log is opened right before.
     await_("the log", lambda: any(_target(fd) == run_dir.log_path for fd in folder.iterdir()), process)
     process.send_signal(signal.SIGTERM)
-    finished = finish(process, timeout_s=90)
+    finished = finish(process, timeout_s=180)
     assert (finished.code, finished.result["status"]) == (143, "stopped"), finished.stderr
     assert finished.result["rows"] == count
 
@@ -162,7 +162,7 @@ def test_a_signal_while_the_job_concludes(tmp_path):
     process = start(*OFFLINE, "results.report=true", f"run_dir={tmp_path / 'run'}")
     next(line for line in process.stdout if line.startswith("# Out of bounds"))
     process.send_signal(signal.SIGTERM)
-    finished = finish(process, timeout_s=60)
+    finished = finish(process, timeout_s=180)
     assert (finished.code, finished.result["status"]) == (143, "stopped"), finished.stderr
     assert finished.result["rows"] == len(finished.rows()) == 3
 

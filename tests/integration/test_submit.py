@@ -80,7 +80,7 @@ def test_a_stopped_job_keeps_the_finished_cases(ray_head, tmp_path):
     subprocess.run(
         [sys.executable, *stop], env=environment(**ray_head.env), check=True, timeout=120, capture_output=True
     )
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 143, output
     result = result_line(output)
     assert (result["status"], result["exit_code"]) == ("stopped", 143)
@@ -94,7 +94,7 @@ def test_a_check_that_fails_is_the_exit_code_of_submit(ray_head, tmp_path):
     process = submit(
         ray_head, "--", *QUICK, "problem.m_shard=32", "check.fault=wrong_element", f"run_dir={tmp_path / 'run'}"
     )
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 1, output
     assert result_line(output)["status"] == "check_failed"
 

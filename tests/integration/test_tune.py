@@ -45,7 +45,7 @@ def stopped_and_resumed(tmp_path_factory):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    stopped = finish(process, timeout_s=90)
+    stopped = finish(process, timeout_s=180)
     command = json.loads((run_dir / "environment.json").read_text())["command"]
     assert command.startswith("python -m jobs.tune problem=tiny ")
     before = stopped.rows()
