@@ -40,7 +40,7 @@ class Browser:
         self._session: str | None = None
         self._loaded = False
         self.complaints: list[str] = []
-        """What the page's console and its network log said: errors, warnings, refusals of the content policy."""
+        """Errors, warnings and refusals of the content policy, from the page's console and its network log."""
         self.requests: list[str] = []
         """Addresses that the page asked for."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]

@@ -6,8 +6,8 @@ import sys
 
 from tests.integration.bench_process import ROOT, environment
 
-# On CPUs nothing is assumed of few runs, unless it is asked for: here, that one run takes up to several times as long
-# as another one, as on a machine that does other things too.
+# On CPUs a comparison of few runs assumes nothing about their spread, unless asked to. Here one run may take several
+# times as long as another, as on a busy machine.
 SPREAD = ("--spread", "100%")
 FAIL_OVER = ("--fail-over", "3%")
 # Behind the ring's module. Each multiply depends on the one before and adds nothing: the results stay right.
@@ -26,7 +26,7 @@ def compare(*arguments):
 
 
 def in_slow_checkout(tmp_path):
-    """How ``run`` runs this checkout, but with a ring that multiplies each shard a thousand times."""
+    """Arguments with which ``run`` runs a copy of this checkout whose ring multiplies each shard a thousand times."""
     folder = tmp_path / "checkout"
     for package in ("cmkernel", "jobs", "conf"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -10,9 +10,11 @@ ONE_ROW = (*QUICK, "kernel=ppermute", "problem.m_shard=64", "timing.baselines=[]
 
 @pytest.mark.slow
 def test_a_slow_ring_is_found_and_the_same_one_raises_no_alarm(tmp_path):
-    base = [str(tmp_path / name) for name in ("base0", "base1")]
-    for path in base:
-        assert run(*ONE_ROW, f"run_dir={path}").code == 0
+    # Two points of a sweep that are the same.
+    swept = run("-m", *ONE_ROW, "check.calls=1,1", HOME=str(tmp_path))
+    assert swept.code == 0, swept.stderr
+    base = swept.result["run_dirs"]
+    assert len(base) == 2
     slow = str(tmp_path / "slow")
     finished = run(*ONE_ROW, f"run_dir={slow}", **in_slow_checkout(tmp_path))
     assert finished.code == 0, "slow, and right: " + finished.stderr

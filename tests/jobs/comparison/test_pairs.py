@@ -18,8 +18,6 @@ from tests.paths import DATA
 FOLDER = DATA / "pairs_2xH200"
 METRICS = ("in_graph_us", "kernel_us", "call_us")
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER.name} hasn't been recorded yet")
-
 
 @pytest.fixture(scope="module")
 def pairs():

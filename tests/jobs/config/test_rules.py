@@ -77,6 +77,7 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
         (["tuning.min_gain=1"], r"tuning.min_gain=1.0 must be in \[0, 1\)"),
         (["tuning.max_candidates=0"], r"tuning.max_candidates=0 must be greater than 0"),
         (["kernel.tile_m=100"], r"kernel.tile_m=100 must be a multiple of 64"),
+        (["kernel.tile_m=192", "kernel.tile_n=256", "kernel.epi_tile_n=128"], r"kernel.*accumulator registers"),
         (["kernel.max_concurrent_steps=9"], r"kernel.*bytes of shared memory a block; the limit is"),
     ],
 )

@@ -22,7 +22,7 @@ from jobs.results.terminal.progress import Progress
 from jobs.results.terminal.steps import Step
 from jobs.results.wandb.sink import WandbSink
 from tests.jobs.comparison.simulated_runs import row
-from tests.wandb_run import inspect
+from tests.jobs.results.wandb.leet import inspect
 
 pytestmark = pytest.mark.slow
 

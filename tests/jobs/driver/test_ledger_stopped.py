@@ -17,7 +17,7 @@ from jobs.results.terminal.progress import Progress
 from jobs.results.wandb.sink import WandbSink
 from jobs.signals import stop_on_signals
 from tests.jobs.comparison.simulated_runs import row
-from tests.wandb_run import inspect
+from tests.jobs.results.wandb.leet import inspect
 
 
 class StoppedJournal(Journal):

@@ -18,10 +18,10 @@ from jobs.config.schema import WandbSettings
 from jobs.errors import InfrastructureError
 from jobs.results.wandb.service import service_pids
 from jobs.results.wandb.sink import WandbSink
+from tests.jobs.results.wandb.leet import history
 from tests.jobs.results.wandb.wandb_rows import row
+from tests.jobs.results.wandb.wandb_server import Server
 from tests.paths import ROOT
-from tests.wandb_run import history
-from tests.wandb_server import Server
 
 pytestmark = pytest.mark.slow
 

@@ -22,9 +22,9 @@ from jobs.results.wandb import metrics
 from jobs.results.wandb import sink as wandb_sink
 from jobs.results.wandb.service import end, service_pids
 from jobs.results.wandb.sink import WandbSink
+from tests.jobs.results.wandb.leet import history, inspect
 from tests.jobs.results.wandb.wandb_rows import FULL, MEMBERS, ROWS
 from tests.paths import ROOT
-from tests.wandb_run import history, inspect
 
 
 @pytest.fixture(autouse=True)

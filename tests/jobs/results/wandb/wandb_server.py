@@ -1,4 +1,4 @@
-"""A W&B server on this machine that freezes, refuses or answers; run as a program, it prints its address."""
+"""A small W&B server, which can refuse and freeze."""
 
 import gzip
 import http.server
@@ -82,8 +82,3 @@ class Server(http.server.ThreadingHTTPServer):
 
     def handle_error(self, request, client_address):
         """A client that gave up is what these tests are about."""
-
-
-if __name__ == "__main__":
-    print(Server(200).url, flush=True)
-    threading.Event().wait()
