@@ -52,12 +52,14 @@ def world():
     world.kill()
 
 
+@pytest.mark.slow
 def test_a_ring_over_processes(world):
     assert world.call(attacks.ring, attacks.HEURISTIC, calls=3, late_ranks=True) == [0, 0]
     assert world.call(attacks.ring, attacks.HEURISTIC, calls=2, kind="normal", out_dtype="float32") == [0, 0]
     assert all("must be 'gpu'" in reason for reason in world.call(attacks.unsupported_reason))
 
 
+@pytest.mark.slow
 def test_ranks_that_fail_or_hang_are_replaced(world):
     first = world.call(os.getpid)
     with pytest.raises(KeyError, match="no such form"):
