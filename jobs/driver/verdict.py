@@ -12,7 +12,7 @@ from jobs.errors import EXIT_CHECK_FAILED
 from jobs.results.analysis import soaking
 from jobs.results.analysis.standings import standings
 from jobs.results.terminal import table
-from jobs.results.terminal.wrapping import width_of, wrapped
+from jobs.results.terminal.wrapping import terminal_width, wrapped
 from jobs.results.wandb.metrics import Scalar
 
 
@@ -22,7 +22,7 @@ def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
     if failed:
         named = ", ".join(f"{row.implementation} on {row.case}" for row in failed)
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
-    _print(table.footer_lines(outcome.rows, width_of(sys.stdout), min_gain=settings.tuning.min_gain))
+    _print(table.footer_lines(outcome.rows, min_gain=settings.tuning.min_gain))
     told: dict[str, Scalar] = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
     if settings.cluster.world is World.per_island:
         told |= _judge_islands(outcome, settings)
@@ -63,5 +63,5 @@ def _judge_soak(outcome: Outcome) -> dict[str, Scalar]:
 
 
 def _print(lines: Sequence[str]) -> None:
-    for line in wrapped(lines, width_of(sys.stdout)):
+    for line in wrapped(lines, terminal_width(sys.stdout)):
         print(line, flush=True)

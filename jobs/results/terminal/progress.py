@@ -17,7 +17,7 @@ from rich.text import Text
 from jobs.results.analysis.best import Best
 from jobs.results.terminal.steps import Step, duration
 from jobs.results.terminal.track import Track
-from jobs.results.terminal.wrapping import width_of, wrapped
+from jobs.results.terminal.wrapping import terminal_width, width_of, wrapped
 
 PLAIN_INTERVAL_S = 5.0
 # The driver shares its host with ranks that are being timed: two redraws a second don't disturb them.
@@ -107,8 +107,8 @@ class Progress:
         return width_of(self._stream)
 
     def note(self, line: str) -> None:
-        """Print a line of words at once, wrapped between them; it stays."""
-        for part in wrapped([line], self.width):
+        """Print a line of words at once, on a terminal wrapped between them; it stays."""
+        for part in wrapped([line], terminal_width(self._stream)):
             self.print(part)
 
     def print(self, line: str) -> None:

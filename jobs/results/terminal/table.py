@@ -15,7 +15,7 @@ from jobs.records.row import AnyRow, Row
 from jobs.results.analysis.answers import answers
 from jobs.results.analysis.rounds import REFERENCE, changes
 from jobs.results.terminal.columns import COLUMNS, DEFAULT_VIEW, NONE, View, line, shown
-from jobs.results.terminal.wrapping import LOG_WIDTH, wrapped
+from jobs.results.terminal.wrapping import wrapped
 
 # A reason may hold a whole traceback; the journal has it.
 _MAX_REASON = 400
@@ -134,7 +134,7 @@ def cells(row: Row) -> list[str]:
 
 
 def footer_lines(
-    rows: Sequence[AnyRow], width: int = LOG_WIDTH, *, min_gain: float = TuningSettings.min_gain
+    rows: Sequence[AnyRow], width: int | None = None, *, min_gain: float = TuningSettings.min_gain
 ) -> list[str]:
     """The verdict over all rows: failed checks, baselines that could not run, and the answer of each case."""
     failed = [row for row in rows if row.failed]

@@ -18,8 +18,15 @@ def width_of(stream: TextIO) -> int:
     return max(Console(file=stream).width, _MIN_WIDTH) if stream.isatty() else LOG_WIDTH
 
 
-def wrapped(lines: Iterable[str], width: int = LOG_WIDTH) -> list[str]:
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal behind ``stream``; ``None`` for a log, whose messages stay on one line each for grep."""
+    return width_of(stream) if stream.isatty() else None
+
+
+def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
     """``lines``, each in as many lines as it needs: a comment goes on as an indented comment, no word is broken."""
+    if width is None:
+        return list(lines)
     return [part for line in lines for part in _parts(line, width)]
 
 
