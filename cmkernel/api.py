@@ -1,4 +1,4 @@
-"""The public function: an implementation chosen, its passes made differentiable, a batch laid out."""
+"""Public entry point: choose an implementation, make it differentiable and handle a batch dimension."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cmkernel.tuned import Table
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-# Each ring, and the same with the shards that it received as a second result.
+# Each ring without and with the received shards as a second result.
 _RINGS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "mosaic_gpu": (mosaic_gpu.ring_all_gather_matmul, mosaic_gpu.ring_all_gather_matmul_with_received),
     "mosaic_gpu_simple": (
@@ -44,49 +44,49 @@ def all_gather_matmul(
     out_dtype: jax.typing.DTypeLike | None = None,
     save_gathered_lhs: bool = False,
 ) -> Float[Array, "*batch m n_shard"]:
-    """``all_gather(lhs, axis=-2) @ rhs`` over mesh axis ``axis_name``, for use inside ``jax.shard_map``.
+    """Compute ``all_gather(lhs, axis=-2) @ rhs`` over mesh axis ``axis_name``, inside ``jax.shard_map``.
 
-    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]``, both f16, bf16 or f32 (f32 not with the ``mosaic_gpu``
-    kernels); result ``[axis_size * m_shard, n_shard]`` in ``out_dtype``, accumulated in float32 and rounded once. Rows
-    ``[i * m_shard, (i + 1) * m_shard)`` come from rank ``i``. ``jax.shard_map`` needs ``check_vma=False``.
+    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]``, both f16, bf16 or f32 (the ``mosaic_gpu`` kernels take no
+    f32); result ``[axis_size * m_shard, n_shard]`` in ``out_dtype``, accumulated in float32 and rounded once. Rank
+    ``i`` contributes rows ``[i * m_shard, (i + 1) * m_shard)``. ``jax.shard_map`` needs ``check_vma=False``.
 
-    With a batch, lhs ``[batch, m_shard, k]`` gives ``[batch, axis_size * m_shard, n_shard]``, with the same order of
-    rows in each element. It is one multiply of ``batch * m_shard`` rows. Its result comes out rank by rank, so a batch
-    above 1 costs one copy of the result, and one of its cotangent in the backward pass.
+    With a batch, lhs ``[batch, m_shard, k]`` gives ``[batch, axis_size * m_shard, n_shard]``, with the same row order
+    in each element. The batch runs as one multiply of ``batch * m_shard`` rows. That multiply returns its result rank
+    by rank, so a batch above 1 costs one copy of the result, and one copy of its cotangent in the backward pass.
 
-    Differentiable in reverse mode, with one backward pass for all implementations: ``cmkernel.gradient``. It computes
-    ``d_lhs`` by a matmul and a reduce-scatter in float32, and ``d_rhs`` from the gathered lhs. Not for ``jax.jvp``, and
-    with the ``mosaic_gpu`` kernels neither for ``jax.vmap`` nor for second derivatives: all raise.
+    Differentiable in reverse mode. All implementations share one backward pass (``cmkernel.gradient``): ``d_lhs`` is a
+    matmul and a reduce-scatter in float32, ``d_rhs`` a matmul with the gathered lhs. ``jax.jvp`` raises. With the
+    ``mosaic_gpu`` kernels, ``jax.vmap`` and second derivatives raise too.
 
     Args:
       lhs: This rank's rows of the left operand.
       rhs: This rank's columns of the right operand.
-      axis_name: Mesh axis that the rows of lhs are sharded over; or two, (host axis, device axis), with the ranks of a
-        host along the second. The ``mosaic_gpu`` kernels need one axis, which covers all devices.
+      axis_name: Mesh axis that the rows of lhs are sharded over, or two axes, (host axis, device axis), where the
+        second one holds the ranks of a host. The ``mosaic_gpu`` kernels need a single axis over all devices.
       implementation: ``mosaic_gpu`` (one Pallas kernel, Hopper), ``mosaic_gpu_simple`` (its readable form),
-        ``ppermute`` (portable ring), ``ppermute_two_level`` (the same over hosts: ``cmkernel.ring.TwoLevelRing``) or
-        ``xla`` (all-gather, then matmul) run just that or raise. ``auto`` takes what the cost model expects to be
-        fastest, and logs why: where ``mosaic_gpu`` can run, that or another one (few rows go to ``xla``); else one of
-        the portable rings. With a ``config`` it takes ``mosaic_gpu`` where that can run.
-      config: ``KernelConfig`` of ``mosaic_gpu``, ``SimpleKernelConfig`` of ``mosaic_gpu_simple``, ``PpermuteConfig`` of
-        ``ppermute``; by default chosen from the shape: ``cmkernel.tuned``.
-      table: Tuned configs to choose from; by default those that ship with this package. The same on every rank.
-      devices_per_host: With a single axis: it runs host by host, over so many ranks on each. A host is what NVLink
-        joins, so ``mosaic_gpu`` runs on one only. ``None``: not known, ``auto`` takes the flat ring.
-      links: Bandwidths by which ``auto`` chooses between the portable rings; by default ``cost.default_links``.
-      out_dtype: Of the result: that of the operands, which is the default, or float32 (not with
-        ``mosaic_gpu_simple``).
-      save_gathered_lhs: Where the gradient takes the gathered lhs from. ``False`` keeps lhs and gathers it again in the
+        ``ppermute`` (portable ring), ``ppermute_two_level`` (portable ring over hosts: ``cmkernel.ring.TwoLevelRing``)
+        and ``xla`` (all-gather, then matmul) run exactly that or raise. ``auto`` takes what the cost model expects to
+        be fastest, and logs why. Where ``mosaic_gpu`` can run, it takes that or a faster one (``xla`` for few rows);
+        elsewhere one of the portable rings. With a ``config`` it takes ``mosaic_gpu`` wherever that can run.
+      config: ``KernelConfig`` for ``mosaic_gpu``, ``SimpleKernelConfig`` for ``mosaic_gpu_simple``, ``PpermuteConfig``
+        for ``ppermute``. By default chosen from the shape: ``cmkernel.tuned``.
+      table: Tuned configs to choose from, by default those shipped with this package. Must be the same on every rank.
+      devices_per_host: Ranks per host, for a single axis that runs host by host. A host is what NVLink joins, so
+        ``mosaic_gpu`` runs on one host only. ``None``: unknown; ``auto`` then takes the flat ring.
+      links: Bandwidths by which ``auto`` chooses between the portable rings, by default ``cost.default_links``.
+      out_dtype: Dtype of the result: the operands' (the default) or float32 (not with ``mosaic_gpu_simple``).
+      save_gathered_lhs: Where the gradient gets the gathered lhs. ``False`` keeps lhs and gathers it again in the
         backward pass: one more all-gather, which may overlap with the multiply for ``d_lhs``. ``True`` keeps the
-        gathered lhs, ``axis_size`` times the memory. No implementation communicates more for it: ``xla`` has it anyway,
-        the rings copy it once, from the shards that they received. Under ``jax.checkpoint`` what is kept comes from the
-        repeated forward pass and lives no longer than that layer's backward pass, so ``True`` is cheap there.
+        gathered lhs, at ``axis_size`` times the memory. No implementation communicates more for it: ``xla`` has it
+        anyway, and the rings copy it once from the shards they received. Under ``jax.checkpoint`` the kept array comes
+        from the repeated forward pass and lives only until the end of that layer's backward pass, so ``True`` is cheap
+        there.
 
     Raises:
-      ValueError: The operands or ``config`` break a rule; the message names the value and the rule.
-      NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh. From jax, when the
-        program is lowered: a ``mosaic_gpu`` kernel, named or taken by ``auto``, over a mesh whose devices aren't in the
-        order of their ids.
+      ValueError: The operands or ``config`` break a rule. The message names the value and the rule.
+      NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh. jax raises it at lowering
+        when a ``mosaic_gpu`` kernel, named or taken by ``auto``, runs over a mesh whose devices aren't in the order of
+        their ids.
     """
     choice = choose_implementation(
         lhs,
@@ -115,7 +115,7 @@ def all_gather_matmul(
 def _passes(
     choice: Choice, axis_name: AxisName, hosts: TwoLevelRing | None, out_dtype: jax.typing.DTypeLike
 ) -> tuple[gradient.Multiply, gradient.MultiplyAndGather]:
-    """The forward pass of ``choice``, without and with the gathered lhs as a second result."""
+    """Return the forward pass of ``choice`` without and with the gathered lhs as a second result."""
     options: dict[str, Any] = {"axis_name": axis_name}
     if choice.implementation != "mosaic_gpu_simple":
         options["out_dtype"] = out_dtype
@@ -126,7 +126,7 @@ def _passes(
         )
     if choice.config is not None:
         options["config"] = choice.config
-    # Also how many shards in a row are of one host, in what the ring leaves behind.
+    # ``in_rank_order`` needs the ranks per host as well: it fixes the order of the received shards.
     per_host: dict[str, int] = {}
     if choice.implementation == "ppermute_two_level":
         assert hosts is not None
@@ -146,10 +146,10 @@ def _passes(
 
 
 def _called_only(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, refused where jax would transform its kernel.
+    """Wrap ``function`` so that jax transforms of its kernel raise.
 
-    Under ``jax.vmap``, as it counts arrivals once a call, not once a batch element; and where a gradient is
-    differentiated again, as that would differentiate the kernel itself.
+    ``jax.vmap`` can't work: the kernel counts arrivals once per call, not per batch element. Differentiating a gradient
+    again would differentiate the kernel itself.
     """
     not_batched = jax.custom_batching.custom_vmap(function)
 

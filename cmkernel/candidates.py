@@ -1,4 +1,4 @@
-"""Which configs of a shape are worth measuring, most promising first: what ``jobs.tune`` tries."""
+"""Configs worth measuring for a shape, most promising first. ``jobs.tune`` tries them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cmkernel.config import KernelConfig, PpermuteConfig
 from cmkernel.performance_model import best_of_each_tile, heuristic_config, modelled_us
 from cmkernel.protocol import make_protocol
 
-# The grid. Each value is tried alone, in the place of the heuristic's.
+# The grid. Each value replaces the heuristic's, one option at a time.
 _GRID_TILE_WIDTHS = (16, 4, 32, 2)
 _COMM_CTAS = (4, 6, 8, 12, 16, 20)
 _IN_TILE_CHUNKS = (1, 0, 2)
@@ -23,14 +23,14 @@ _PPERMUTE_CHUNKS = (1, 2, 4, 8)
 def kernel_candidates(
     *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int, slowest: float
 ) -> list[KernelConfig]:
-    """Configs of ``mosaic_gpu`` in the order in which to try them; the heuristic's is the first.
+    """Configs of ``mosaic_gpu`` in the order to try them, starting with the heuristic's.
 
-    By the model the best ones are nearly the same kernel, so they are taken in turn from families that differ in one
-    thing each: raster groups, tiles, who sends, how arrivals are followed. Within a family the lowest modelled time
-    comes first, of equals the value that the grid lists first.
+    The configs that the model ranks best are nearly the same kernel. So the list takes turns between families that each
+    vary one thing: raster groups, tiles, senders, and how the multiply follows arrivals. Within a family the lowest
+    modelled time comes first; ties keep the order of the grid.
 
-    Left out: what breaks a law, what the shape makes the same kernel as one before, and what is modelled to take longer
-    than ``slowest`` times the heuristic.
+    Left out: configs that break a law, that the shape turns into the same kernel as an earlier one, or whose modelled
+    time exceeds ``slowest`` times the heuristic's.
     """
     sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
     first = heuristic_config(**sizes)
@@ -44,15 +44,15 @@ def kernel_candidates(
     in_turn = itertools.zip_longest(
         *(sorted(family, key=lambda config: modelled_us(config, **sizes)) for family in families)
     )
-    found: dict[Any, KernelConfig] = {}
+    unique: dict[Any, KernelConfig] = {}
     for config in [first, *(config for turn in in_turn for config in turn if config is not None)]:
         if modelled_us(config, **sizes) <= limit_us:
-            found.setdefault(_identity(config, sizes), config)
-    return list(found.values())
+            unique.setdefault(_identity(config, sizes), config)
+    return list(unique.values())
 
 
 def ppermute_candidates(*, m_shard: int) -> list[PpermuteConfig]:
-    """Configs of ``ppermute``; the default is the first."""
+    """Configs of ``ppermute``, starting with the default."""
     return [PpermuteConfig(num_chunks=num) for num in _PPERMUTE_CHUNKS if num <= m_shard]
 
 
@@ -71,7 +71,7 @@ def _ways_to_follow(config: KernelConfig) -> list[dict[str, Any]]:
 
 
 def _variants(config: KernelConfig, changes: Iterable[dict[str, Any]]) -> Iterator[KernelConfig]:
-    """``config`` with each of the changes that the laws allow."""
+    """Apply each change to ``config`` and skip those that break a law."""
     for change in changes:
         try:
             yield dataclasses.replace(config, **change)
@@ -80,7 +80,7 @@ def _variants(config: KernelConfig, changes: Iterable[dict[str, Any]]) -> Iterat
 
 
 def _identity(config: KernelConfig, sizes: dict[str, int]) -> Any:
-    """Equal for configs that are the same kernel on a shape, whose sizes round some options."""
+    """Key that two configs share if a shape's sizes round them to the same kernel."""
     rounded = ("grid_tile_width", "num_chunks", "num_comm_ctas", "num_in_tile_chunks", "split_last_wave")
     rest = [getattr(config, field.name) for field in dataclasses.fields(config) if field.name not in rounded]
     return make_protocol(config, **sizes), tuple(rest)

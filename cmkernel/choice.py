@@ -1,11 +1,11 @@
-"""Which implementation a call runs: the operands validated, the machine asked, and never a silent fallback."""
+"""Choose the implementation of a call: validate its operands, check the machine, never fall back silently."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import math
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from cmkernel.performance_model import modelled_calls_us, simple_heuristic_confi
 from cmkernel.ring import TwoLevelRing
 from cmkernel.tuned import Chosen, Shape, Table, choose_config
 
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
 Implementation = Literal["auto", "mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level", "xla"]
 AxisName = str | tuple[str, str]
 
@@ -28,18 +31,18 @@ _DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a call really runs: never ``auto``."""
+    """The implementation that a call runs, never ``auto``."""
 
     implementation: Implementation
     config: Config | None
-    """Of the ``mosaic_gpu`` kernels and ``ppermute``; ``None`` for the others."""
+    """Config of ``ppermute`` and of the ``mosaic_gpu`` kernels; ``None`` for the others."""
     reason: str
-    """Why this one, and where its config comes from."""
+    """Why this implementation was chosen, and where its config comes from."""
 
 
 def choose_implementation(
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: Float[Array, "*batch m_shard k"],
+    rhs: Float[Array, "k n_shard"],
     *,
     axis_name: AxisName,
     implementation: Implementation = "auto",
@@ -49,7 +52,10 @@ def choose_implementation(
     links: Links | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
 ) -> Choice:
-    """What ``all_gather_matmul`` runs for the same operands; raises what it raises. Call it in the same context."""
+    """Return what ``all_gather_matmul`` would run for the same operands, without running it.
+
+    Takes the same arguments, raises the same errors, and must be called in the same context: inside ``jax.shard_map``.
+    """
     _validate_operands(lhs, rhs, lhs.dtype if out_dtype is None else out_dtype)
     if implementation not in get_args(Implementation):
         raise ValueError(f"{implementation=} must be one of {', '.join(get_args(Implementation))}")
@@ -92,7 +98,11 @@ def choose_implementation(
 
 
 def find_hosts(axis_name: AxisName, devices_per_host: int | None) -> TwoLevelRing | None:
-    """How the ranks lie on hosts, or ``None`` where the caller doesn't say."""
+    """Layout of the ranks over hosts, or ``None`` if the caller doesn't give it.
+
+    Raises:
+      ValueError: ``axis_name`` has neither one nor two axes, or ``devices_per_host`` doesn't fit it.
+    """
     if isinstance(axis_name, tuple):
         if len(axis_name) != 2:
             raise ValueError(f"{axis_name=} must be one axis, or two: (host axis, device axis)")
@@ -124,7 +134,7 @@ def _validate_operands(lhs: jax.Array, rhs: jax.Array, out_dtype: jax.typing.DTy
 
 
 def _validate_shard_map(axis_name: AxisName) -> None:
-    """Raise ``ValueError`` where jax tracks which values vary between ranks, which it can't through a kernel."""
+    """Raise ``ValueError`` if jax tracks which values vary between ranks: it can't through a kernel."""
     if jax.typeof(lax.axis_index(axis_name)).manual_axis_type.varying:
         raise ValueError(
             "jax.shard_map has check_vma=True, which the mosaic_gpu kernels can't do; pass check_vma=False"
@@ -132,7 +142,7 @@ def _validate_shard_map(axis_name: AxisName) -> None:
 
 
 def _refusal(lhs: jax.Array, axis_name: AxisName, hosts: TwoLevelRing | None) -> str | None:
-    """Why neither kernel can run whatever its tiles, or ``None``."""
+    """Return why neither kernel can run here with any tiles, or ``None``."""
     if isinstance(axis_name, tuple):
         return f"{axis_name=} must be a single axis"
     if (reason := hardware.unsupported_reason(axis_name=axis_name)) is not None:
@@ -145,7 +155,7 @@ def _refusal(lhs: jax.Array, axis_name: AxisName, hosts: TwoLevelRing | None) ->
 
 
 def _fastest(lhs: jax.Array, rhs: jax.Array, axis_name: AxisName, table: Table | None) -> Choice:
-    """What ``auto`` takes where all implementations can run."""
+    """Choose for ``auto`` where every implementation can run."""
     heuristic = _choose_config("mosaic_gpu", lhs, rhs, axis_name, Table())
     times_us = modelled_calls_us(
         heuristic.config,  # type: ignore[arg-type]
@@ -167,7 +177,7 @@ def _fastest(lhs: jax.Array, rhs: jax.Array, axis_name: AxisName, table: Table |
 def _choose_ring(
     lhs: jax.Array, rhs: jax.Array, hosts: TwoLevelRing | None, links: Links | None
 ) -> tuple[Implementation, str]:
-    """The portable ring that the cost model prefers, and the expected times, to be added to a reason."""
+    """Return the portable ring that the cost model prefers, and its expected times as a suffix for the reason."""
     if hosts is None or hosts.num_hosts == 1:
         return "ppermute", ""
     kind, dtype = hardware.device_kind(), lhs.dtype.name
@@ -196,7 +206,7 @@ def _configured(
     axis_name: AxisName,
     table: Table | None,
 ) -> Choice:
-    """``implementation`` with ``config``, or with the one that the shape gets."""
+    """Pair ``implementation`` with ``config``, or with the config chosen for the shape."""
     if config is not None:
         return Choice(implementation, config, reason)
     chosen = _choose_config(implementation, lhs, rhs, axis_name, table)
@@ -206,7 +216,11 @@ def _configured(
 def _choose_config(
     implementation: Implementation, lhs: jax.Array, rhs: jax.Array, axis_name: AxisName, table: Table | None
 ) -> Chosen:
-    """The config that the shape gets; ``ValueError`` where ``mosaic_gpu_simple`` has no tiles that divide it."""
+    """Choose the config for a shape.
+
+    Raises:
+      ValueError: no tiles of ``mosaic_gpu_simple`` divide the shape.
+    """
     m_shard, k, n_shard = math.prod(lhs.shape[:-1]), lhs.shape[-1], rhs.shape[1]
     if implementation == "mosaic_gpu_simple":
         return Chosen(simple_heuristic_config(m_shard=m_shard, k=k, n_shard=n_shard), "by the heuristic")

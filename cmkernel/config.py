@@ -1,4 +1,4 @@
-"""Configurations of the rings: the tile sizes of the Mosaic GPU kernels, and the laws they must obey."""
+"""Configs of the rings: tile sizes of the Mosaic GPU kernels and the laws they must obey."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-# Largest dynamic shared memory a block may ask for on sm_90 (CUDA C++ Programming Guide, "Compute Capability 9.x").
+# Largest dynamic shared memory a block may request on sm_90 (CUDA C++ Programming Guide, "Compute Capability 9.x").
 SMEM_LIMIT_BYTES = 232_448
-# The kernel's operands are f16 or bf16 and its result has their type.
+# Operands are f16 or bf16.
 OPERAND_BYTES = 2
-# A warpgroup is 128 threads; its accumulator tile lives in their registers, beside addresses and the epilogue's values.
+# A warpgroup is 128 threads. Its accumulator tile shares their registers with addresses and the epilogue's values.
 WARPGROUP_THREADS = 128
 MAX_ACCUMULATOR_REGISTERS = 192
 NUM_COMPUTE_WARPGROUPS = 2
-# What Mosaic takes: mbarriers in a group, which are one for each slot; and rows of a copy, which it counts in eights.
+# Mosaic's limits: mbarriers in a group (one per slot), and rows of a copy, which it counts in eights.
 MAX_CONCURRENT_STEPS = 32
 MAX_CTA_TILE_M = 8 * 256
-# Mbarriers (8 bytes each) and the padding that the 1024-byte alignment of swizzled tiles can cost.
+# Mbarriers (8 bytes each) and padding for the 1024-byte alignment of swizzled tiles.
 SMEM_RESERVE_BYTES = 2_048
-# What a communication CTA copies at a time: 16 KiB. Large enough for the copy engine, small enough that many fit.
+# Block that a communication CTA copies at a time: 16 KiB, large enough for the copy engine, small enough that several
+# fit.
 COMM_BLOCK_ROWS, COMM_BLOCK_COLUMNS = 64, 128
 COMM_BLOCK_BYTES = COMM_BLOCK_ROWS * COMM_BLOCK_COLUMNS * OPERAND_BYTES
-# Sending warps of a communication CTA: while one waits for its copies to land, the other keeps the link busy.
+# Sending warps of a communication CTA: one keeps the link busy while the other waits for its copies to land.
 NUM_COMM_WARPS = 2
 MIN_BLOCK_SLOTS, MAX_BLOCK_SLOTS = 2, 4
 
 
 class MatmulDimension(enum.Enum):
-    """A dimension of the output tile."""
+    """Dimension of the output tile."""
 
     M = "M"
     N = "N"
@@ -37,10 +38,13 @@ class MatmulDimension(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TileConfig:
-    """Tiles that both ring kernels have; names follow jax's ``pallas/ops/gpu``. Invalid values raise ``ValueError``.
+    """Tiles of both ring kernels. Option names follow jax's ``pallas/ops/gpu``.
 
-    The two compute warpgroups of a block (CTA) lie side by side along ``wg_dimension``, so a CTA computes
-    ``cta_tile_m x cta_tile_n`` outputs.
+    The two compute warpgroups of a CTA (block) lie side by side along ``wg_dimension``, so a CTA computes ``cta_tile_m
+    x cta_tile_n`` outputs.
+
+    Raises:
+      ValueError: an option has another type than its default or breaks a law.
     """
 
     tile_m: int = 128
@@ -50,29 +54,21 @@ class TileConfig:
     tile_k: int = 64
     """Depth of one pipeline step: 16, 32, 64 or 128 elements."""
     max_concurrent_steps: int = 4
-    """Pipeline depth: SMEM slots of lhs and rhs tiles. 2, as a sent slot is released one step late, to 32."""
+    """Pipeline depth in SMEM slots of lhs and rhs tiles: 2 (a sent slot is released one step late) to 32."""
     epi_tile_m: int = 64
     """Rows that the epilogue stores at a time; divides ``tile_m``."""
     epi_tile_n: int = 64
-    """Columns that the epilogue stores at a time, half as many of a float32 result; divides ``tile_n``."""
+    """Columns that the epilogue stores at a time (half as many for a float32 result); divides ``tile_n``."""
     grid_tile_width: int = 8
-    """Width of a raster group in tiles: tiles of one group share operands in the L2."""
+    """Width of a raster group in tiles. Tiles of a group share operands in the L2."""
     wg_dimension: MatmulDimension = MatmulDimension.N
     """Dimension along which the two compute warpgroups split the CTA's tile."""
 
     def __post_init__(self) -> None:
         _validate_types(self)
-        for name in (
-            "tile_m",
-            "tile_n",
-            "tile_k",
-            "max_concurrent_steps",
-            "epi_tile_m",
-            "epi_tile_n",
-            "grid_tile_width",
-        ):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        for field in dataclasses.fields(TileConfig):
+            if isinstance(value := getattr(self, field.name), int) and value < 1:
+                raise ValueError(f"{field.name}={value} must be at least 1")
         if self.tile_m % 64:
             raise ValueError(f"tile_m={self.tile_m} must be a multiple of 64, the M of a wgmma instruction")
         if self.tile_k not in (16, 32, 64, 128):
@@ -85,12 +81,12 @@ class TileConfig:
         if not 2 <= self.max_concurrent_steps <= MAX_CONCURRENT_STEPS:
             raise ValueError(
                 f"max_concurrent_steps={self.max_concurrent_steps} must be at least 2 and at most "
-                f"{MAX_CONCURRENT_STEPS}, the barriers that Mosaic has in a group"
+                f"{MAX_CONCURRENT_STEPS}, the number of barriers in a Mosaic group"
             )
         if self.cta_tile_m > MAX_CTA_TILE_M:
             raise ValueError(
                 f"tile_m={self.tile_m} with wg_dimension={self.wg_dimension.name} gives a block {self.cta_tile_m} "
-                f"rows; at most {MAX_CTA_TILE_M} fit in a copy"
+                f"rows; a copy takes at most {MAX_CTA_TILE_M}"
             )
         if self.tile_m % self.epi_tile_m or self.epi_tile_m % 64:
             raise ValueError(f"epi_tile_m={self.epi_tile_m} must be a multiple of 64 that divides tile_m={self.tile_m}")
@@ -121,52 +117,49 @@ class TileConfig:
 
     @property
     def swizzle_elems(self) -> int:
-        """Elements in a row of the shared-memory swizzle: what ``tile_k`` covers, at most 128 bytes."""
+        """Elements in a row of the shared-memory swizzle: ``tile_k``, but at most 128 bytes."""
         return min(self.tile_k, 128 // OPERAND_BYTES)
 
     @property
     def num_epilogue_slots(self) -> int:
-        """Epilogue buffers a warpgroup alternates between."""
+        """Epilogue buffers that a warpgroup alternates between."""
         return min(2, (self.tile_m // self.epi_tile_m) * (self.tile_n // self.epi_tile_n))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimpleKernelConfig(TileConfig):
-    """Configuration of ``mosaic_gpu_simple``; the defaults are the article's example."""
+    """Config of ``mosaic_gpu_simple``. The defaults are those of the JAX tutorial's example."""
 
     grid_minor_dim: MatmulDimension = MatmulDimension.N
-    """Dimension that the raster order walks fastest."""
+    """Dimension along which the raster order moves fastest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelConfig(TileConfig):
-    """Configuration of ``mosaic_gpu``: the tiles, and how the shard travels while it is multiplied.
+    """Config of ``mosaic_gpu``: its tiles, and how a shard travels while it is multiplied.
 
-    Raster groups are ``grid_tile_width`` tiles of M, walked M first.
+    A raster group is ``grid_tile_width`` tiles of M, walked along M first.
     """
 
     tile_m: int = 64
     tile_n: int = 256
     wg_dimension: MatmulDimension = MatmulDimension.M
     num_chunks: int = 4
-    """Arrival counters per M tile: how finely the multiply follows what arrives. Rounded to what the shape allows."""
+    """Arrival counters per M tile: how finely the multiply follows arrivals. Rounded to what the shape allows."""
     num_comm_ctas: int = 4
-    """CTAs that only send. 0: a second memory warp of each compute CTA sends the lhs tiles that are loaded anyway."""
+    """CTAs that only send. 0: a second memory warp in each compute CTA sends the lhs tiles it loads anyway."""
     num_in_tile_chunks: int = 0
-    """Beside communication CTAs: how many of the last chunks the compute CTAs send, of lhs tiles loaded anyway."""
+    """With communication CTAs: last chunks that compute CTAs send instead, from lhs tiles they load anyway."""
     split_last_wave: bool = False
-    """Whether tiles left for a last wave that they fill by half at most are computed in halves, by twice the CTAs."""
+    """Compute the tiles of a last wave that is at most half full in halves, on twice the CTAs."""
     wait_ahead: bool = False
-    """Whether a warp of its own polls the arrival counters ahead of the loads: pays where one wave does it all."""
+    """Poll the arrival counters ahead of the loads, in a warp of its own. Pays off where one wave does all the work."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_chunks < 1:
-            raise ValueError(f"num_chunks={self.num_chunks} must be at least 1")
-        if self.num_comm_ctas < 0:
-            raise ValueError(f"num_comm_ctas={self.num_comm_ctas} must be at least 0")
-        if self.num_in_tile_chunks < 0:
-            raise ValueError(f"num_in_tile_chunks={self.num_in_tile_chunks} must be at least 0")
+        for name, least in (("num_chunks", 1), ("num_comm_ctas", 0), ("num_in_tile_chunks", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
         half_n = self.tile_n // 2
         if self.split_last_wave and (half_n % self.swizzle_elems or half_n % self.epi_tile_n):
             raise ValueError(
@@ -176,17 +169,21 @@ class KernelConfig(TileConfig):
 
     @property
     def num_block_slots(self) -> int:
-        """Blocks that a sending warp has room for: its share of what a compute CTA uses as pipeline, but at least 2."""
+        """Blocks a sending warp has room for: its share of the SMEM that is a compute CTA's pipeline, from 2 to 4."""
         share = pipeline_bytes(self) // (NUM_COMM_WARPS * COMM_BLOCK_BYTES)
         return min(max(share, MIN_BLOCK_SLOTS), MAX_BLOCK_SLOTS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PpermuteConfig:
-    """Configuration of ``ppermute``, the portable ring. Invalid values raise ``ValueError``."""
+    """Config of ``ppermute``, the portable ring.
+
+    Raises:
+      ValueError: an option has another type than its default or breaks a law.
+    """
 
     num_chunks: int = 1
-    """Pieces of rows in which a shard is sent and multiplied; at most as many as it has rows."""
+    """Row pieces in which a shard is sent and multiplied; capped at the shard's rows."""
 
     def __post_init__(self) -> None:
         _validate_types(self)
@@ -195,7 +192,7 @@ class PpermuteConfig:
 
 
 Config = KernelConfig | SimpleKernelConfig | PpermuteConfig
-# The config that each implementation takes, by its name; the others have none.
+# Config type of each implementation that takes one.
 CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig] | type[PpermuteConfig]] = {
     "mosaic_gpu": KernelConfig,
     "mosaic_gpu_simple": SimpleKernelConfig,
@@ -204,13 +201,13 @@ CONFIG_TYPES: dict[str, type[KernelConfig] | type[SimpleKernelConfig] | type[Ppe
 
 
 def to_plain(config: Config) -> dict[str, bool | int | str]:
-    """The options by name, enums by theirs: what JSON can hold, and ``from_plain`` takes."""
+    """Options by name, with enums as their names: JSON can hold it, and ``from_plain`` reads it."""
     values = dataclasses.asdict(config)
     return {name: value.name if isinstance(value, MatmulDimension) else value for name, value in values.items()}
 
 
 def from_plain(implementation: str, options: Mapping[str, Any]) -> Config:
-    """The config that ``to_plain`` made the options of.
+    """Rebuild the config from the options that ``to_plain`` returned.
 
     Raises:
       ValueError: the implementation takes no config, an option is unknown, or a value breaks a law.
@@ -236,20 +233,20 @@ def _validate_types(config: Any) -> None:
 
 
 def pipeline_bytes(config: TileConfig) -> int:
-    """Shared memory of the pipeline slots of one CTA in bytes."""
+    """Shared memory of the pipeline slots of one CTA, in bytes."""
     step = (config.cta_tile_m + config.cta_tile_n) * config.tile_k
     return config.max_concurrent_steps * step * OPERAND_BYTES
 
 
 def block_bytes(config: TileConfig) -> int:
-    """Shared memory of the blocks of a communication CTA in bytes, in the place of the pipeline slots."""
+    """Shared memory of a communication CTA's blocks, in bytes. They take the place of the pipeline slots."""
     if not isinstance(config, KernelConfig) or config.num_comm_ctas == 0:
         return 0
     return NUM_COMM_WARPS * config.num_block_slots * COMM_BLOCK_BYTES
 
 
 def smem_bytes(config: TileConfig) -> int:
-    """Shared memory of one CTA in bytes: pipeline slots, epilogue slots and the reserve for barriers and alignment."""
+    """Shared memory of one CTA, in bytes: pipeline slots, epilogue slots, and a reserve for barriers and alignment."""
     epilogue = NUM_COMPUTE_WARPGROUPS * config.num_epilogue_slots * config.epi_tile_m * config.epi_tile_n
     return max(pipeline_bytes(config), block_bytes(config)) + epilogue * OPERAND_BYTES + SMEM_RESERVE_BYTES
 

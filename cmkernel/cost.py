@@ -1,11 +1,13 @@
-"""Cost model: work, traffic and expected time of an all-gather matmul, per rank."""
+"""Cost model of an all-gather matmul, per rank: work, traffic and expected time from datasheet rates."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Self
 
-# Synchronisation that the article adds to its bound for each exchange between ranks.
+# Synchronisation that the JAX tutorial adds to its bound for each exchange between ranks
+# (https://docs.jax.dev/en/latest/pallas/gpu/collective_matmul.html).
 ARTICLE_EXCHANGE_US = 6.0
 
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -13,16 +15,16 @@ ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclasses.dataclass(frozen=True)
 class DeviceModel:
-    """What the datasheet promises of one GPU."""
+    """Datasheet rates of one GPU."""
 
     peak_tflops: float
-    """Dense f16 and bf16 tensor-core rate."""
+    """Dense f16 and bf16 tensor-core rate, TFLOP/s."""
     link_gbytes_per_s: float
     """NVLink bandwidth to the other GPUs in one direction, GB/s."""
 
 
-# Keyed by jax's ``Device.device_kind``. Sources: NVIDIA's H100, H200 and GH200 datasheets (their tensor-core figures
-# are with sparsity: halved here).
+# Keyed by jax's ``Device.device_kind``. Sources: NVIDIA's H100, H200 and GH200 datasheets. They quote tensor-core rates
+# with sparsity, halved here.
 _DEVICES = {
     "NVIDIA H100 80GB HBM3": DeviceModel(989.4, 450.0),
     "NVIDIA H100 NVL": DeviceModel(835.5, 300.0),
@@ -35,12 +37,12 @@ _DEVICES = {
 
 
 def device_model(device_kind: str) -> DeviceModel | None:
-    """The model of a device by jax's name for it, or ``None`` where there is none (CPUs, other GPUs)."""
+    """Datasheet rates by jax's name of the device, or ``None`` for CPUs and other GPUs."""
     return _DEVICES.get(device_kind)
 
 
 def peak_tflops(device_kind: str, dtype: str) -> float | None:
-    """Dense tensor-core peak for ``dtype``, or ``None`` where it isn't known; float32 has no tensor-core peak here."""
+    """Dense tensor-core peak for ``dtype`` in TFLOP/s, or ``None`` if unknown. float32 has no peak here."""
     model = device_model(device_kind)
     return model.peak_tflops if model and ITEMSIZE[dtype] == 2 else None
 
@@ -51,25 +53,37 @@ def flops(*, m_shard: int, k: int, n_shard: int, num_ranks: int) -> int:
 
 
 def gathered_bytes(*, m_shard: int, k: int, num_ranks: int, dtype: str) -> int:
-    """Size of the gathered lhs: what nccl-tests calls the size of an all-gather."""
+    """Size of the gathered lhs in bytes, which nccl-tests calls the size of an all-gather."""
     return num_ranks * m_shard * k * ITEMSIZE[dtype]
 
 
 def received_bytes(*, m_shard: int, k: int, num_ranks: int, dtype: str) -> int:
-    """What each rank receives, and sends, over all steps: every shard but its own."""
+    """Bytes that each rank receives, and sends, over all steps: every shard but its own."""
     return (num_ranks - 1) * m_shard * k * ITEMSIZE[dtype]
 
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What connects the ranks of a ring over several hosts, in one direction, GB/s."""
+    """Bandwidth between the ranks of a ring over several hosts, in one direction, GB/s.
+
+    Raises:
+      ValueError: a value isn't greater than 0.
+      TypeError: an argument is unknown. For the old names ``link_gbps`` and ``nic_gbps`` the message gives the new one.
+    """
 
     link_gbytes_per_s: float
     """From a device to another one of its host."""
     nic_gbytes_per_s: float
-    """Of one network card, from a host to the others."""
+    """From a host to the others, through one network card."""
     nics_per_host: int = 1
-    """Cards that the devices of a host share; more of them than devices don't help."""
+    """Network cards that a host's devices share. More cards than devices bring nothing."""
+
+    def __new__(cls, *_: object, **options: object) -> Self:
+        """Refuse the names that these options had when gbps stood for gigabytes."""
+        for name in ("link", "nic"):
+            if f"{name}_gbps" in options:
+                raise TypeError(f"{name}_gbps={options[f'{name}_gbps']} is now called {name}_gbytes_per_s (GB/s)")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -77,16 +91,16 @@ class Links:
                 raise ValueError(f"{name}={value} must be greater than 0")
 
 
-# Of a DGX or HGX H100 or H200, NVIDIA's datasheets: one 400 Gb/s adapter (ConnectX-7) for each of the 8 GPUs.
-_NIC_GBPS, _NICS_PER_HOST = 50.0, 8
-# Of devices without a model: processes that copy through memory, and one network card of 10 Gb/s.
+# DGX or HGX H100 or H200 (NVIDIA's datasheets): one 400 Gb/s adapter (ConnectX-7, 50 GB/s) for each of the 8 GPUs.
+_NIC_GBYTES_PER_S, _NICS_PER_HOST = 50.0, 8
+# Devices without a model: processes that copy through memory, and one network card of 10 Gb/s.
 _UNKNOWN_LINKS = Links(link_gbytes_per_s=10.0, nic_gbytes_per_s=1.25)
 
 
 def default_links(device_kind: str) -> Links:
-    """The links that are assumed of hosts with such devices where nobody says better."""
+    """Links assumed between hosts with such devices unless the caller gives better ones."""
     model = device_model(device_kind)
-    return Links(model.link_gbytes_per_s, _NIC_GBPS, _NICS_PER_HOST) if model else _UNKNOWN_LINKS
+    return Links(model.link_gbytes_per_s, _NIC_GBYTES_PER_S, _NICS_PER_HOST) if model else _UNKNOWN_LINKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,17 +112,20 @@ class ExpectedTime:
     gather_us: float
     """All exchanges at the link's bandwidth."""
     serial_us: float
-    """All-gather, then the multiply."""
+    """The all-gather, then the multiply."""
     overlapped_us: float
-    """The ring: each exchange beside the multiply of the step before."""
+    """The ring, which hides each exchange behind the multiply of the step before."""
     article_bound_us: float
-    """The article's lower bound: ``D`` times one shard's multiply plus 6 us for each of the ``D - 1`` exchanges."""
+    """The JAX tutorial's lower bound: ``D`` times one shard's multiply plus 6 us for each of ``D - 1`` exchanges."""
 
 
 def expected_time(
     device: DeviceModel, *, m_shard: int, k: int, n_shard: int, num_ranks: int, dtype: str
 ) -> ExpectedTime:
-    """Roofline of the ring: the first ``D - 1`` steps last as long as the slower of multiply and exchange."""
+    """Roofline of the ring: ``(D - 1) * max(step, exchange) + step`` for D ranks.
+
+    Each of the first ``D - 1`` steps takes as long as the slower of its multiply and its exchange.
+    """
     step_us = flops(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=1) / device.peak_tflops * 1e-6
     exchange_us = gathered_bytes(m_shard=m_shard, k=k, num_ranks=1, dtype=dtype) / device.link_gbytes_per_s * 1e-3
     num_exchanges = num_ranks - 1
@@ -130,7 +147,7 @@ class ExpectedRings:
 
     @property
     def prefers_two_level(self) -> bool:
-        """Whether the two-level ring saves at least 1 %, more than the model's rounding."""
+        """True if the two-level ring saves at least 1 % of the flat ring's time, more than the model's rounding."""
         return self.two_level_us < 0.99 * self.flat_us
 
     def __str__(self) -> str:
@@ -148,13 +165,13 @@ def expected_rings(
     devices_per_host: int,
     dtype: str,
 ) -> ExpectedRings:
-    """Roofline of both rings, each exchange beside the multiplies that don't wait for it.
+    """Roofline of both portable rings, where each exchange overlaps the multiplies that don't wait for it.
 
-    ``peak_tflops=None``: not known, and the multiply then counts as nothing, so that communication alone decides.
+    Flat: every step but the last takes as long as the slowest of multiply, link and, between hosts, one card.
+    Two-level: every revolution but the last takes as long as the slower of the ring within the host and the cards, each
+    of which sends one shard for every device it serves.
 
-    Flat: every step but the last lasts as long as the slowest of multiply, link and, between hosts, one card.
-    Two-level: every revolution but the last lasts as long as the slower of the ring within the host and the cards, each
-    of which sends a shard for every device that it serves.
+    ``peak_tflops=None`` means unknown: the multiply then counts as 0 us, and communication alone decides.
     """
     work = flops(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=1)
     multiply_us = work / peak_tflops * 1e-6 if peak_tflops else 0.0
@@ -170,5 +187,5 @@ def expected_rings(
 
 
 def article_bound_us(local_us: float, num_ranks: int) -> float:
-    """The article's bound from a time of the whole multiply without communication (``D`` shards)."""
+    """The JAX tutorial's lower bound, from the time of the whole multiply (``D`` shards) without communication."""
     return local_us + ARTICLE_EXCHANGE_US * (num_ranks - 1)

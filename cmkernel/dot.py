@@ -1,4 +1,4 @@
-"""The local multiply that every portable implementation uses."""
+"""Local multiply of the portable implementations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def dot(lhs: jax.Array, rhs: jax.Array, *, out_dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
-    """``lhs @ rhs`` with float32 accumulation, rounded once to ``out_dtype``, by default that of the operands.
+    """Compute ``lhs @ rhs`` with float32 accumulation, rounded once to ``out_dtype`` (by default the operands').
 
     lhs ``[m, k]``, rhs ``[k, n]`` -> ``[m, n]``.
     """
-    # f32 operands must not be rounded to TF32, which is XLA's default on GPUs.
+    # XLA on GPUs rounds f32 operands to TF32 by default.
     precision = lax.Precision.HIGHEST if lhs.dtype == jnp.float32 else None
-    # XLA accumulates half-precision products in float32 whatever type it returns. Rounding is left to the multiply:
-    # asked for float32, cuBLAS would write that, and another kernel would convert it.
+    # XLA accumulates half-precision products in float32 whatever type it returns. The multiply itself rounds: if it
+    # returned float32, a second kernel would have to convert that.
     return jnp.dot(lhs, rhs, precision=precision, preferred_element_type=out_dtype or lhs.dtype)

@@ -1,4 +1,4 @@
-"""The gradient that all implementations share, and the gathered lhs that it may keep."""
+"""Gradient shared by all implementations, and the gathered lhs that it may keep."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jax import lax
 from cmkernel.dot import dot
 
 if TYPE_CHECKING:
-    # What a pass keeps for the next: the gathered lhs or, to be gathered again, the shard; and rhs.
+    # The forward pass keeps rhs and either the gathered lhs or the shard, to be gathered again.
     Residuals = tuple[jax.Array, jax.Array]
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
-"""``(lhs, rhs) -> AllGather(lhs) @ rhs``, as an implementation computes it."""
+"""``(lhs, rhs) -> AllGather(lhs) @ rhs``, as one implementation computes it."""
 MultiplyAndGather = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""The same, and ``AllGather(lhs)``."""
+"""``(lhs, rhs) -> (AllGather(lhs) @ rhs, AllGather(lhs))``."""
 
 
 def differentiable(
@@ -28,19 +28,19 @@ def differentiable(
     axis_name: str | tuple[str, ...],
     save_gathered_lhs: bool,
 ) -> Multiply:
-    """``multiply`` with a gradient, for use inside ``jax.shard_map``.
+    """Give ``multiply`` a gradient, for use inside ``jax.shard_map``.
 
-    Per rank, for the cotangent ``dout`` ``[axis_size * m_shard, n_shard]``: ``d_lhs = ReduceScatter(dout @ rhs^T)``
-    ``[m_shard, k]`` and ``d_rhs = AllGather(lhs)^T @ dout`` ``[k, n_shard]``. Both sum in float32, over the ranks too,
-    and round once to the operand's dtype; so the reduce-scatter moves float32, twice the bytes of half-precision
-    operands. A float32 cotangent of those is rounded to their dtype first, as tensor cores multiply nothing wider.
-    Reverse mode only: jax refuses ``jvp`` with a ``TypeError``.
+    Per rank, for the cotangent ``d_out`` ``[axis_size * m_shard, n_shard]``: ``d_lhs = ReduceScatter(d_out @ rhs^T)``
+    ``[m_shard, k]`` and ``d_rhs = AllGather(lhs)^T @ d_out`` ``[k, n_shard]``. Both sum in float32, also over ranks,
+    and round once to the operand's dtype. The reduce-scatter therefore moves float32: twice the bytes of half-precision
+    operands. A float32 cotangent of half-precision operands is first rounded to their dtype, as tensor cores multiply
+    nothing wider. Reverse mode only: jax raises ``TypeError`` for ``jvp``.
 
     Args:
-      multiply: The forward pass, which jax need not be able to differentiate.
-      multiply_and_gather: The forward pass of ``save_gathered_lhs``.
+      multiply: Forward pass. jax need not be able to differentiate it.
+      multiply_and_gather: Forward pass for ``save_gathered_lhs``.
       axis_name: Mesh axis, or axes, that the rows of lhs are sharded over.
-      save_gathered_lhs: Keep ``AllGather(lhs)`` for the backward pass rather than gather lhs again there.
+      save_gathered_lhs: Keep ``AllGather(lhs)`` for the backward pass instead of gathering lhs again there.
     """
 
     @jax.custom_vjp
@@ -56,7 +56,7 @@ def differentiable(
     def backward(residuals: Residuals, d_out: jax.Array) -> tuple[jax.Array, jax.Array]:
         lhs, rhs = residuals
         d_out = d_out.astype(rhs.dtype)
-        # First, as nothing below it waits for it but the last multiply.
+        # Start the gather first: only the last multiply waits for it.
         gathered_lhs = lhs if save_gathered_lhs else lax.all_gather(lhs, axis_name, axis=0, tiled=True)
         d_gathered_lhs = dot(d_out, rhs.T, out_dtype=jnp.float32)
         d_lhs = lax.psum_scatter(d_gathered_lhs, axis_name, scatter_dimension=0, tiled=True).astype(lhs.dtype)
@@ -69,11 +69,11 @@ def differentiable(
 def in_rank_order(
     lhs: jax.Array, received: jax.Array | None, *, axis_name: str | tuple[str, ...], devices_per_host: int | None = None
 ) -> jax.Array:
-    """``AllGather(lhs)`` from what a ring leaves behind, at the cost of copying it once.
+    """Assemble ``AllGather(lhs)`` from the shards that a ring received, at the cost of one copy.
 
-    lhs ``[m_shard, k]``; received ``[axis_size - 1, m_shard, k]`` holds the shards of the following ranks in their
-    order, as ``ring.source_shard`` numbers them (``None``: a single rank); result ``[axis_size * m_shard, k]``. With
-    ``devices_per_host`` the order is that of ``ring.TwoLevelRing``, which costs a second copy.
+    lhs ``[m_shard, k]``; received ``[axis_size - 1, m_shard, k]`` holds the shards of the following ranks in the order
+    of ``ring.source_shard`` (``None`` for a single rank); result ``[axis_size * m_shard, k]``. With
+    ``devices_per_host`` the shards are in the order of ``ring.TwoLevelRing``, which costs a second copy.
     """
     if received is None:
         return lhs

@@ -1,4 +1,4 @@
-"""When each rank received and multiplied each shard in one call of ``mosaic_gpu``, from the stamps of its CTAs."""
+"""Measured times at which each rank received and multiplied each shard in one call of ``mosaic_gpu``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from cmkernel.timeline import Interval, StepTimes
 
 
 def measured_timeline(protocol: Protocol, stamps: Sequence[Stamps]) -> tuple[tuple[StepTimes, ...], ...]:
-    """The device steps of each rank, from the stamps of all of them, in microseconds from each rank's own start.
+    """Compute each rank's device steps from the stamps of all ranks, in microseconds from that rank's own start.
 
-    What a rank receives was stamped by its sender, whose clock differs. Along the ring, the least time from a piece's
-    landing to its being seen is the difference of two clocks plus a delay; around the ring the differences cancel, so
-    their mean is the delay, taken to be the same everywhere (as NTP does between two).
+    A receiver's arrivals are stamped by its sender, whose clock differs. Per pair of neighbours, the shortest time from
+    a piece's landing (sender's clock) to its being seen (receiver's clock) is the clock difference plus a delay. Around
+    the ring the differences cancel, so the mean over ranks is the delay, assumed equal everywhere (as NTP does for two
+    hosts).
     """
     readings = [_Readings(protocol, of_rank) for of_rank in stamps]
     num_ranks = protocol.num_ranks
@@ -47,7 +48,7 @@ class _Piece:
 
 
 class _Readings:
-    """One rank's stamps, as what its tiles and pieces did, in microseconds from its first tile's begin."""
+    """One rank's stamps as its tiles and pieces, in microseconds from the begin of its first tile."""
 
     def __init__(self, protocol: Protocol, stamps: Stamps) -> None:
         self._protocol = protocol
@@ -56,12 +57,12 @@ class _Readings:
         first = [int(stamps[cta, 0, BEGUN]) for cta in busy]
         self._start = min(first, key=lambda stamp: _since(first[0], stamp))
         self.seen_us: dict[tuple[int, tuple[int, int]], float] = {}
-        """By device step and piece: when a loading warp first saw that it is here."""
+        """Time at which a loading warp first saw a piece, by device step and piece."""
         self._tiles = list(self._walk_tiles())
         self._pieces = [*self._walk_jobs(), *self._walk_sent_tiles()]
 
     def landed_us(self) -> Iterator[tuple[tuple[int, tuple[int, int]], float]]:
-        """When each piece had landed at the next rank, by this rank's clock; under the step that multiplies it."""
+        """Times, by this rank's clock, at which pieces landed at the next rank, under the step that multiplies them."""
         for piece in self._pieces:
             yield (piece.step + 1, piece.where), piece.landed_us
 
@@ -115,7 +116,7 @@ class _Readings:
         if not protocol.sends_in_tile:
             return
         for cta, i, step, m_idx, n_idx in self._local_tiles():
-            # Of a tile in two halves, the first half's CTA sends.
+            # If a tile is computed in two halves, the CTA of the first half sends.
             is_second_half = cta + i * protocol.num_compute_ctas >= protocol.num_whole_tiles and cta % 2
             if protocol.sends_tile(step, m_idx, n_idx) and not is_second_half:
                 for chunk in range(protocol.first_in_tile_chunk, protocol.num_chunks):
@@ -124,10 +125,10 @@ class _Readings:
 
 
 def _since(start: int, stamp: int) -> int:
-    """Nanoseconds from one reading of the clock's lower half, which wraps, to another."""
+    """Nanoseconds between two readings of the lower half of the clock, which wraps around."""
     return (stamp - start + 2**31) % 2**32 - 2**31
 
 
 def _least_lag_us(receiver: _Readings, sender: _Readings) -> float:
-    """The least time from a piece's landing, by the sender's clock, to its being seen, by the receiver's."""
+    """Shortest time from a piece's landing (sender's clock) to its being seen (receiver's clock)."""
     return min(receiver.seen_us[piece] - landed_us for piece, landed_us in sender.landed_us())

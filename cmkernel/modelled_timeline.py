@@ -1,6 +1,7 @@
-"""When ``mosaic_gpu`` is expected to receive and multiply each shard: its protocol, walked with the model's rates.
+"""Modelled times at which ``mosaic_gpu`` receives and multiplies each shard.
 
-All ranks do the same at the same time, each with another shard, so one rank's timeline is everyone's.
+The protocol is walked with the rates of ``cmkernel.performance_model``. All ranks do the same at the same time, each
+with another shard, so one rank's timeline holds for all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cmkernel.timeline import Interval, StepTimes
 def modelled_timeline(
     config: KernelConfig, *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int
 ) -> tuple[StepTimes, ...]:
-    """The device steps of a call on H200s with lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each rank.
+    """Device steps of a call on H200s with lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each rank.
 
     Raises:
       ValueError: the model doesn't know the config's tiles.
@@ -28,7 +29,7 @@ def modelled_timeline(
 
 
 class _Walk:
-    """The clocks of one rank's compute CTAs and sending warps."""
+    """Clocks of one rank's compute CTAs and sending warps."""
 
     def __init__(self, protocol: Protocol, rates: Rates, config: KernelConfig, *, m_shard: int, k: int) -> None:
         self._protocol, self._rates, self._config = protocol, rates, config
@@ -50,7 +51,7 @@ class _Walk:
             arrival = Interval(min([*begun, *begun_in_tile], default=0.0), max(map(max, sent)))
 
     def _send(self, step: int, pieces: Sequence[Sequence[float]], sent: list[list[float]]) -> list[float]:
-        """The communication CTAs' jobs of ``step``: when each was begun; ``sent`` gets when the neighbour has it."""
+        """Run the communication CTAs' jobs of ``step``: return their start times, store arrival times in ``sent``."""
         if not ring.sends_in(step, self._protocol.num_ranks):
             return []
         begun = []
@@ -70,7 +71,7 @@ class _Walk:
     def _multiply(
         self, step: int, pieces: Sequence[Sequence[float]], sent: list[list[float]]
     ) -> tuple[Interval, float, list[float]]:
-        """The compute CTAs' tiles of ``step``: when, their mean wait, and when each send of theirs was begun."""
+        """Run the compute CTAs' tiles of ``step``: return their interval, mean wait, and their sends' start times."""
         protocol = self._protocol
         starts, ends, begun, waited_us = [], [], [], 0.0
         for cta in range(protocol.num_compute_ctas):

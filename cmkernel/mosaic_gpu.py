@@ -1,15 +1,16 @@
-"""The ring all-gather matmul as one Pallas:Mosaic-GPU kernel for Hopper: the fast form.
+"""Ring all-gather matmul as one Pallas:Mosaic-GPU kernel for Hopper, in its fast form.
 
-Algorithm: jax documentation, "Collective matrix multiplication" (Pallas:Mosaic GPU), as in ``mosaic_gpu_simple``. What
-makes this one faster: a compute CTA walks the output tiles of all device steps in one loop and never waits for a whole
-shard, only for the piece that it loads next; and the multiplying warps neither send nor signal. Who does what is in
-``cmkernel.protocol``; ``cmkernel.mosaic_gpu_cta`` turns it into copies, waits and signals; this module launches it.
+Algorithm: the JAX tutorial, "Collective matrix multiplication"
+(https://docs.jax.dev/en/latest/pallas/gpu/collective_matmul.html), as in ``mosaic_gpu_simple``. Two things make this
+form faster. A compute CTA walks the output tiles of all device steps in one loop and waits only for the piece it loads
+next, never for a whole shard. And the multiplying warps neither send nor signal. ``cmkernel.protocol`` assigns the
+work, ``cmkernel.mosaic_gpu_cta`` turns it into copies, waits and signals, and this module launches the kernel.
 
-Optimization barriers stand around a call that communicates. XLA would otherwise wrap a kernel together with a slice of
-which it reads or writes, say of weights stacked for ``lax.scan``, into one dynamic-slice fusion, and then fail to put
-its operands and results into symmetric memory ("window registration", xla#47461). Each array needs a barrier of its
-own: one around several is a tuple, which that pass may see through. The slice is thus a copy of its own, as it is with
-the other known way round, ``--xla_gpu_enable_dynamic_slice_fusion=false``.
+Optimization barriers surround a call that communicates. Without them, XLA fuses a kernel with a slice that it reads or
+writes (say, of weights stacked for ``lax.scan``) into one dynamic-slice fusion, and then can't place its operands and
+results in symmetric memory ("window registration", xla#47461). Each array needs a barrier of its own: one barrier
+around several arrays is a tuple, which that pass may see through. The slice thus becomes a copy, as it does with the
+other known workaround, ``--xla_gpu_enable_dynamic_slice_fusion=false``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmkernel import hardware, ring, stamps
 from cmkernel.config import NUM_COMPUTE_WARPGROUPS, KernelConfig
-from cmkernel.mosaic_gpu_cta import Cta, Delay, Index, result_swizzle_bytes, smem_types
+from cmkernel.integers import Int
+from cmkernel.mosaic_gpu_cta import Cta, Delay, result_swizzle_bytes, smem_types
 from cmkernel.protocol import make_protocol
 
 SUPPORTED_DTYPES = (jnp.float16, jnp.bfloat16)
@@ -44,24 +46,23 @@ def ring_all_gather_matmul(
     num_sms: int | None = None,
     delay: Delay | None = None,
 ) -> jax.Array:
-    """``all_gather(lhs, axis=0) @ rhs`` over the D ranks of mesh axis ``axis_name``, inside ``jax.shard_map``.
+    """Compute ``all_gather(lhs, axis=0) @ rhs`` over the D ranks of ``axis_name``, inside ``jax.shard_map``.
 
     Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]``, both f16 or bf16; result ``[D * m_shard, n_shard]``,
-    accumulated in f32 and rounded once to ``out_dtype``: their dtype (the default) or f32. ``num_sms`` is the number of
-    CTAs: by default, and at most, the SMs of the device. ``delay`` disturbs the ring on purpose.
-    ``hardware.unsupported_reason`` says whether the machine can run it. Source: see the module.
+    accumulated in f32 and rounded once to ``out_dtype``: the operands' dtype (the default) or f32. ``num_sms`` is the
+    number of CTAs, by default and at most the device's SMs. ``delay`` disturbs the ring on purpose.
+    ``hardware.unsupported_reason`` says whether the machine can run the kernel. Algorithm: see the module.
 
-    Tiles need not divide the shape: what lies outside is loaded as zeros and not stored, so a tile at the edge costs as
+    Tiles need not divide the shape: elements outside are loaded as zeros and not stored, so a tile at the edge costs as
     much as a whole one. The copies need m_shard in multiples of 8, and k and n_shard in multiples of the config's
-    ``swizzle_elems`` (at most 64). A shape that falls short is padded outside the kernel, at the cost of a copy of each
-    operand that has to grow, and, for m_shard and n_shard, of the result. The result is also copied where n_shard is at
-    most a row of its swizzle (64 columns with the default ``epi_tile_n``, half as many of f32) and less than the
-    columns of a CTA's tile.
+    ``swizzle_elems`` (at most 64). Other shapes are padded outside the kernel. That copies each operand that has to
+    grow and, for m_shard and n_shard, the result. The result is also copied if n_shard is at most a row of its swizzle
+    (64 columns with the default ``epi_tile_n``, half as many of f32) and less than the columns of a CTA's tile.
 
     Raises:
       ValueError: the operands don't fit each other, or no CTA is left to compute.
-      NotImplementedError: operands or a result of another dtype, or ``num_sms`` left out where no GPU tells it; from
-        jax, when the program is lowered, a mesh with its devices in another order than that of their ids.
+      NotImplementedError: operands or result have another dtype, or ``num_sms`` is left out and no GPU tells it. jax
+        raises it at lowering if the mesh's devices aren't in the order of their ids.
     """
     return ring_all_gather_matmul_with_received(
         lhs, rhs, axis_name=axis_name, config=config, out_dtype=out_dtype, num_sms=num_sms, delay=delay
@@ -78,9 +79,10 @@ def ring_all_gather_matmul_with_received(
     num_sms: int | None = None,
     delay: Delay | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The same and the shards that the ring has delivered, ``[D - 1, m_shard, k]``: those of the following ranks.
+    """Return the result of ``ring_all_gather_matmul`` and the shards that the ring delivered.
 
-    They are complete when the call ends, as every rank multiplies every piece. ``None``: D = 1.
+    The shards ``[D - 1, m_shard, k]`` are those of the following ranks. They are complete when the call ends, as every
+    rank multiplies every piece. ``None`` for D = 1.
     """
     return _launch(
         lhs, rhs, None, 0, axis_name=axis_name, config=config, out_dtype=out_dtype, num_sms=num_sms, delay=delay
@@ -96,12 +98,14 @@ def stamped_ring_all_gather_matmul(
     out_dtype: jax.typing.DTypeLike | None = None,
     num_sms: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The same and its stamps: int32 ``[num_sms, rows, columns]``, for ``cmkernel.measured_timeline``.
+    """Return the result of ``ring_all_gather_matmul`` and its stamps, for ``cmkernel.measured_timeline``.
 
-    A CTA stores the time a few times per tile and piece, so this form is slower by a microsecond or so.
+    Stamps are int32 ``[num_sms, rows, columns]`` per rank. A CTA stores the time a few times per tile and piece, which
+    makes a call about a microsecond slower.
 
     Raises:
-      ValueError: as there, and for a single rank.
+      ValueError: as ``ring_all_gather_matmul``, and for a single rank.
+      NotImplementedError: as ``ring_all_gather_matmul``.
     """
     if lax.axis_size(axis_name) == 1:
         raise ValueError(f"axis {axis_name!r} has one rank, which has no ring to be timed")
@@ -123,11 +127,11 @@ def gathered_matmul(
     num_sms: int | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """The compute part of the same kernel on one device, which neither sends nor waits.
+    """Run the compute part of the kernel on one device, without sending or waiting.
 
-    lhs ``[m_shard, k]`` is shard ``rank``, received ``[D - 1, m_shard, k]`` holds the shards of the following ranks as
-    the ring would have delivered them (``None``: D = 1, a plain matmul), rhs ``[k, n_shard]``; result
-    ``[D * m_shard, n_shard]``. ``interpret`` is that of ``plgpu.kernel``; the rest as for ``ring_all_gather_matmul``.
+    lhs ``[m_shard, k]`` is shard ``rank``; received ``[D - 1, m_shard, k]`` holds the shards of the following ranks, as
+    the ring would have delivered them (``None`` for D = 1, a plain matmul); rhs ``[k, n_shard]``; result ``[D *
+    m_shard, n_shard]``. ``interpret`` is passed to ``plgpu.kernel``. The rest is as for ``ring_all_gather_matmul``.
     """
     return _launch(
         lhs,
@@ -143,10 +147,15 @@ def gathered_matmul(
 
 
 def validate_operands(lhs: jax.Array, rhs: jax.Array, out_dtype: jax.typing.DTypeLike) -> None:
-    """Raise ``ValueError`` or ``NotImplementedError`` unless the kernel can multiply these."""
+    """Check that the kernel can multiply these operands.
+
+    Raises:
+      ValueError: they aren't ``[m_shard, k]`` and ``[k, n_shard]`` of one dtype.
+      NotImplementedError: the kernel doesn't support the dtype of the operands or the result.
+    """
     if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[1] != rhs.shape[0] or lhs.dtype != rhs.dtype:
-        found = f"lhs {lhs.dtype}{list(lhs.shape)} and rhs {rhs.dtype}{list(rhs.shape)}"
-        raise ValueError(f"{found} must be [m_shard, k] and [k, n_shard] of one dtype")
+        operands = f"lhs {lhs.dtype}{list(lhs.shape)} and rhs {rhs.dtype}{list(rhs.shape)}"
+        raise ValueError(f"{operands} must be [m_shard, k] and [k, n_shard] of one dtype")
     if lhs.dtype not in SUPPORTED_DTYPES:
         raise NotImplementedError(f'{lhs.dtype=} must be float16 or bfloat16; use implementation="ppermute"')
     if jnp.dtype(out_dtype) not in (lhs.dtype, jnp.float32):
@@ -154,9 +163,9 @@ def validate_operands(lhs: jax.Array, rhs: jax.Array, out_dtype: jax.typing.DTyp
 
 
 def padded(array: jax.Array, *units: int) -> jax.Array:
-    """``array`` with zeros at the end of each of its last dimensions, up to a multiple of the units.
+    """Append zeros to each of the array's last dimensions, up to a multiple of the units.
 
-    TMA counts in tiles of the swizzle, so that is how finely it tells inside from outside.
+    TMA tells inside from outside only in units of a swizzle's tile.
     """
     sizes = array.shape[-len(units) :]
     widths = [(0, -size % unit) for size, unit in zip(sizes, units, strict=True)]
@@ -166,11 +175,11 @@ def padded(array: jax.Array, *units: int) -> jax.Array:
 
 
 def num_result_columns(config: KernelConfig, n_shard: int, out_dtype: Any) -> int:
-    """Columns of the kernel's result: n_shard, or as many more as the copies of the result need."""
+    """Columns of the kernel's result: n_shard, rounded up to what the copies of the result need."""
     unit = result_swizzle_bytes(config) // jnp.dtype(out_dtype).itemsize
     num_units = -(-n_shard // unit)
-    # Mosaic drops a dimension of one unit from a copy of one unit, and the copy's index along it with it: what should
-    # fall outside on the right would be stored on top of the only unit. A second unit keeps the dimension.
+    # Mosaic drops a dimension of one unit from a copy of one unit, and that dimension's index with it. Columns that
+    # belong outside on the right would then be stored on top of the only unit. A second unit keeps the dimension.
     if num_units == 1 and config.cta_tile_n > unit:
         num_units = 2
     return num_units * unit
@@ -184,16 +193,16 @@ def call(
     num_ctas: int,
     interpret: Any = None,
 ) -> Sequence[jax.Array]:
-    """Run ``num_ctas`` CTAs of three warpgroups, which play the roles of the ``Cta`` that ``body`` makes of their refs.
+    """Run ``num_ctas`` CTAs of three warpgroups, which play the roles of the ``Cta`` that ``body`` returns.
 
-    ``body`` is called with references to operands and results, and with those to shared memory by name. Axis ``sm``
-    counts CTAs, axis ``wg`` warpgroups.
+    ``body`` is called with references to operands and results, and by name with references to shared memory. Axis
+    ``sm`` counts CTAs, axis ``wg`` warpgroups.
     """
 
     def ring_all_gather_matmul_kernel(*refs, pipeline_smem, **smem):
         views = [pipeline_smem] if isinstance(pipeline_smem, dict) else list(pipeline_smem)
         cta = body(*refs, **functools.reduce(operator.or_, views), **smem)
-        # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
+        # One branch for the whole kernel: ptxas ignores setmaxnreg where roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.move)
 
     kernel = plgpu.kernel(
@@ -206,12 +215,13 @@ def call(
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
-            # No thread touches memory that another one of its warpgroup writes, but for the epilogue's, which says so.
+            # No thread touches memory that another thread of its warpgroup writes, except in the epilogue, which says
+            # so.
             unsafe_no_auto_barriers=True,
         ),
         interpret=interpret,
     )
-    # The kernel's integers are int32: with jax_enable_x64, those of Python would be int64 beside them.
+    # The kernel's integers are int32. Under jax_enable_x64, Python integers would become int64 beside them.
     with jax.enable_x64(False):
         return kernel(*operands)
 
@@ -220,7 +230,7 @@ def _launch(
     lhs: jax.Array,
     rhs: jax.Array,
     received: jax.Array | None,
-    rank: Index,
+    rank: Int,
     *,
     axis_name: str | None,
     config: KernelConfig,
@@ -249,7 +259,7 @@ def _launch(
         n_shard=n_shard,
         num_sms=num_sms,
     )
-    # A dimension of its own for the shards, so that a tile that reaches over a shard's rows doesn't reach the next one.
+    # The shards get a dimension of their own: a tile that reaches past a shard's rows must not reach the next shard.
     out_shape = num_ranks, m_shard, num_result_columns(config, n_shard, out_dtype)
     out_type = [jax.ShapeDtypeStruct(out_shape, out_dtype)]
     operands = [lhs, rhs]

@@ -1,8 +1,9 @@
-"""The ring all-gather matmul as one Pallas:Mosaic-GPU kernel for Hopper, in its readable form.
+"""Ring all-gather matmul as one Pallas:Mosaic-GPU kernel for Hopper, in its readable form.
 
-Algorithm: jax documentation, "Collective matrix multiplication" (Pallas:Mosaic GPU). In each of D device steps a rank
-multiplies the lhs shard it received last, and the lhs tiles that the multiply has in shared memory anyway go on to the
-next rank. CTAs are persistent, one per SM, of three warpgroups: two multiply, send and store, the third loads. The
+Algorithm: the JAX tutorial, "Collective matrix multiplication"
+(https://docs.jax.dev/en/latest/pallas/gpu/collective_matmul.html). In each of D device steps a rank multiplies the lhs
+shard that it received last. It sends the lhs tiles on to the next rank while the multiply has them in shared memory
+anyway. CTAs are persistent, one per SM, of three warpgroups: two multiply, send and store, the third loads. The
 pipeline between loading and multiplying runs on through all tiles and device steps.
 """
 
@@ -23,28 +24,28 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmkernel import hardware, ring
 from cmkernel.config import NUM_COMPUTE_WARPGROUPS, OPERAND_BYTES, MatmulDimension, SimpleKernelConfig, validate_shape
+from cmkernel.integers import Int
 
 SUPPORTED_DTYPES = (jnp.float16, jnp.bfloat16)
-# Loading needs few registers, accumulators many: 128 threads of 40 and 256 of 232 fit the 65,536 of an SM.
+# Loading needs few registers, accumulators many: 128 threads of 40 and 256 threads of 232 fit an SM's 65,536.
 COMPUTE_REGISTERS, MEMORY_REGISTERS = 232, 40
 
 Ref = Any  # A Pallas reference; the end of its name says which memory.
-Index = Any  # A Python int or a traced int32 scalar.
 
 
 def ring_all_gather_matmul(
     lhs: jax.Array, rhs: jax.Array, *, axis_name: str, config: SimpleKernelConfig, num_sms: int | None = None
 ) -> jax.Array:
-    """``all_gather(lhs, axis=0) @ rhs`` over the D ranks of mesh axis ``axis_name``, inside ``jax.shard_map``.
+    """Compute ``all_gather(lhs, axis=0) @ rhs`` over the D ranks of ``axis_name``, inside ``jax.shard_map``.
 
     Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]``, both f16 or bf16; result ``[D * m_shard, n_shard]`` in their
-    dtype, accumulated in f32. ``num_sms`` is the number of CTAs: by default, and at most, the SMs of the device.
-    ``hardware.unsupported_reason`` says whether the machine can run it. Source: see the module.
+    dtype, accumulated in f32. ``num_sms`` is the number of CTAs, by default and at most the device's SMs.
+    ``hardware.unsupported_reason`` says whether the machine can run the kernel. Algorithm: see the module.
 
     Raises:
       ValueError: the operands don't fit each other, or the tiles of ``config`` don't divide them.
-      NotImplementedError: operands of another dtype, or ``num_sms`` left out where no GPU tells it; from jax, when the
-        program is lowered, a mesh with its devices in another order than that of their ids.
+      NotImplementedError: the operands have another dtype, or ``num_sms`` is left out and no GPU tells it. jax raises
+        it at lowering if the mesh's devices aren't in the order of their ids.
     """
     return _launch(lhs, rhs, axis_name, config, num_sms, interpret=None)[0]
 
@@ -52,9 +53,10 @@ def ring_all_gather_matmul(
 def ring_all_gather_matmul_with_received(
     lhs: jax.Array, rhs: jax.Array, *, axis_name: str, config: SimpleKernelConfig, num_sms: int | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The same and the shards that the ring has delivered, ``[D - 1, m_shard, k]``: those of the following ranks.
+    """Return the result of ``ring_all_gather_matmul`` and the shards that the ring delivered.
 
-    They are complete when the call ends, as every rank multiplies all of them. ``None``: D = 1.
+    The shards ``[D - 1, m_shard, k]`` are those of the following ranks. They are complete when the call ends, as every
+    rank multiplies all of them. ``None`` for D = 1.
     """
     return _launch(lhs, rhs, axis_name, config, num_sms, interpret=None)
 
@@ -62,24 +64,24 @@ def ring_all_gather_matmul_with_received(
 def local_matmul(
     lhs: jax.Array, rhs: jax.Array, *, config: SimpleKernelConfig, num_sms: int | None = None, interpret: Any = None
 ) -> jax.Array:
-    """``lhs @ rhs`` by the same kernel on one device: lhs ``[m, k]``, rhs ``[k, n]`` -> ``[m, n]``.
+    """Compute ``lhs @ rhs`` with the same kernel on one device: lhs ``[m, k]``, rhs ``[k, n]`` -> ``[m, n]``.
 
-    ``interpret`` is that of ``plgpu.kernel``; the rest, and what is raised, as for ``ring_all_gather_matmul``.
+    ``interpret`` is passed to ``plgpu.kernel``. The rest, and the errors, are those of ``ring_all_gather_matmul``.
     """
     return _launch(lhs, rhs, None, config, num_sms, interpret)[0]
 
 
 def _validate(lhs: jax.Array, rhs: jax.Array, config: SimpleKernelConfig) -> None:
     if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[1] != rhs.shape[0] or lhs.dtype != rhs.dtype:
-        found = f"lhs {lhs.dtype}{list(lhs.shape)} and rhs {rhs.dtype}{list(rhs.shape)}"
-        raise ValueError(f"{found} must be [m_shard, k] and [k, n_shard] of one dtype")
+        operands = f"lhs {lhs.dtype}{list(lhs.shape)} and rhs {rhs.dtype}{list(rhs.shape)}"
+        raise ValueError(f"{operands} must be [m_shard, k] and [k, n_shard] of one dtype")
     if lhs.dtype not in SUPPORTED_DTYPES:
         raise NotImplementedError(f'{lhs.dtype=} must be float16 or bfloat16; use implementation="ppermute"')
     validate_shape(config, m_shard=lhs.shape[0], k=lhs.shape[1], n_shard=rhs.shape[1])
 
 
 def _smem_types(config: SimpleKernelConfig, dtype: Any) -> dict[str, Any]:
-    """Shared memory of one CTA: the pipeline's slots and barriers, and where results are staged."""
+    """Shared memory of one CTA: the pipeline's slots and barriers, and the staging buffers of results."""
 
     def swizzled(*shape: int, swizzle_bytes: int) -> Any:
         tiling = plgpu.TilingTransform((8, swizzle_bytes // OPERAND_BYTES))
@@ -97,7 +99,7 @@ def _smem_types(config: SimpleKernelConfig, dtype: Any) -> dict[str, Any]:
     }
 
 
-def _tile(index: Index, size: int) -> Any:
+def _tile(index: Int, size: int) -> Any:
     return pl.ds(index * size, size)
 
 
@@ -110,7 +112,7 @@ def _fence_async_proxy() -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Cta:
-    """One CTA: what it works on, and its device steps. A single rank has no scratch memory and no semaphores."""
+    """One CTA's operands and device steps. A single rank has neither scratch memory nor semaphores."""
 
     config: SimpleKernelConfig
     num_ranks: int
@@ -118,8 +120,8 @@ class _Cta:
     num_n_tiles: int
     num_k_steps: int
     num_sms: int
-    rank: Index
-    num_local_tiles: Index  # those of a shard's output tiles that this CTA computes
+    rank: Int
+    num_local_tiles: Int  # those of a shard's output tiles that this CTA computes
     lhs_gmem: Ref
     rhs_gmem: Ref
     out_gmem: Ref
@@ -131,11 +133,11 @@ class _Cta:
     loaded: Ref
     released: Ref
 
-    def for_each_tile(self, step: Index, body: Callable[[Index, Index, Index], None]) -> None:
+    def for_each_tile(self, step: Int, body: Callable[[Int, Int, Int], None]) -> None:
         """Call ``body(m_idx, n_idx, first_load)`` for this CTA's tiles of a device step."""
 
-        # Invariant: all warpgroups walk the same tiles in the same order and number the loads through all device steps,
-        # so that a load's number alone gives its slot, and the phases of every slot pass in order.
+        # Invariant: all warpgroups walk the same tiles in the same order and number the loads through all device steps.
+        # A load's number alone then gives its slot, and the phases of every slot pass in order.
         @pl.loop(0, self.num_local_tiles)
         def _local_tile(i):
             tile, num_tiles = lax.axis_index("sm") + i * self.num_sms, (self.num_m_tiles, self.num_n_tiles)
@@ -143,25 +145,25 @@ class _Cta:
             m_idx, n_idx = plgpu.planar_snake(tile, num_tiles, minor_dim, self.config.grid_tile_width)
             body(m_idx, n_idx, (step * self.num_local_tiles + i) * self.num_k_steps)
 
-    def slot(self, load: Index) -> Index:
+    def slot(self, load: Int) -> Int:
         return lax.rem(load, self.config.max_concurrent_steps)
 
-    def lhs_tile(self, m_idx: Index, k_idx: Index) -> tuple[Any, Any]:
+    def lhs_tile(self, m_idx: Int, k_idx: Int) -> tuple[Any, Any]:
         return _tile(m_idx, self.config.cta_tile_m), _tile(k_idx, self.config.tile_k)
 
-    def await_shard(self, step: Index) -> None:
+    def await_shard(self, step: Int) -> None:
         """Wait until the shard of a device step has arrived in scratch memory."""
         # Invariant: a slot's semaphore is zero when the call starts and counts M tiles, each signalled by the one CTA
-        # that sent it. No slot is used twice in a call, so nothing need be decremented.
+        # that sent it. No slot is used twice in a call, so nothing has to be decremented.
         received_sem = self.received_sems.at[ring.read_slot(step)]
         pl.semaphore_wait(received_sem, value=self.num_m_tiles, decrement=False)
-        # The wait orders ordinary loads; the tiles are loaded by the TMA unit, which must be made to follow.
+        # The wait orders ordinary loads. The TMA unit loads the tiles, and needs a fence to follow.
         _fence_async_proxy()
 
-    def await_release(self, load: Index) -> None:
+    def await_release(self, load: Int) -> None:
         plgpu.barrier_wait(self.released.at[self.slot(load)])
 
-    def load_tile(self, shard_gmem: Ref, m_idx: Index, n_idx: Index, first_load: Index) -> None:
+    def load_tile(self, shard_gmem: Ref, m_idx: Int, n_idx: Int, first_load: Int) -> None:
         """Load the operands of one output tile, one k step after the other, as slots become free."""
 
         @pl.loop(0, self.num_k_steps)
@@ -174,12 +176,12 @@ class _Cta:
             plgpu.copy_gmem_to_smem(shard_gmem.at[self.lhs_tile(m_idx, k_idx)], self.lhs_smem.at[slot], loaded)
             plgpu.copy_gmem_to_smem(self.rhs_gmem.at[rhs_tile], self.rhs_smem.at[slot], loaded)
 
-    def multiply_tile(self, step: Index, m_idx: Index, n_idx: Index, first_load: Index) -> None:
-        """Compute one output tile, and send its lhs tiles on if this is their first use."""
+    def multiply_tile(self, step: Int, m_idx: Int, n_idx: Int, first_load: Int) -> None:
+        """Compute one output tile. On the first use of its lhs tiles, send them on."""
         config, wg_idx, on_m = self.config, lax.axis_index("wg"), self.config.wg_dimension is MatmulDimension.M
         wg_m, wg_n = (wg_idx * config.tile_m, 0) if on_m else (0, wg_idx * config.tile_n)
         shard_row = ring.source_shard(self.rank, step, self.num_ranks) * (self.num_m_tiles * config.cta_tile_m)
-        # All output tiles of a row use the same lhs tiles: the first one sends, and one warpgroup does it for the CTA.
+        # All output tiles of a row use the same lhs tiles. The first of them sends, by one warpgroup for the whole CTA.
         sends = (n_idx == 0) & (wg_idx == 0) & ring.sends_in(step, self.num_ranks)
 
         @functools.partial(pl.run_scoped, acc_ref=plgpu.ACC((config.tile_m, config.tile_n), jnp.float32))
@@ -194,17 +196,17 @@ class _Cta:
                 if self.num_ranks > 1:
                     pl.when(sends)(lambda: self.send(slot, step, m_idx, k_idx))
                 plgpu.wgmma_wait(1)
-                # Invariant: now nothing reads the slot of the previous k step any more, neither wgmma nor a send.
+                # Invariant: nothing reads the slot of the previous k step any more, neither wgmma nor a send.
                 pl.when(k_idx > 0)(lambda: plgpu.barrier_arrive(self.released.at[self.slot(load - 1)]))
 
             plgpu.wgmma_wait(0)
             self.store(acc_ref, shard_row + m_idx * config.cta_tile_m + wg_m, n_idx * config.cta_tile_n + wg_n)
             if self.num_ranks > 1:
                 pl.when(sends)(lambda: self.signal_sent(step))
-            # The last slot may be sent from until here; the others are loading the next tile already.
+            # Sends may read the last slot until here. The loading warpgroup is already at the next tile.
             plgpu.barrier_arrive(self.released.at[self.slot(first_load + self.num_k_steps - 1)])
 
-    def send(self, slot: Index, step: Index, m_idx: Index, k_idx: Index) -> None:
+    def send(self, slot: Int, step: Int, m_idx: Int, k_idx: Int) -> None:
         """Copy a loaded lhs tile into the next rank's scratch memory."""
         target = ring.send_rank(self.rank, self.num_ranks)
         scratch_gmem = plgpu.remote_ref(self.scratch_gmem, target, pl.DeviceIdType.LOGICAL)
@@ -213,14 +215,14 @@ class _Cta:
         # Invariant: of this warpgroup's copies only the newest still reads shared memory.
         plgpu.wait_smem_to_gmem(1, wait_read_only=True)
 
-    def signal_sent(self, step: Index) -> None:
+    def signal_sent(self, step: Int) -> None:
         """Tell the next rank that one more M tile is in its scratch memory."""
         # Signal only after the copies have been written there: the peer reads as soon as the count is complete.
         plgpu.wait_smem_to_gmem(0, wait_read_only=False)
         received_sem, target = self.received_sems.at[ring.write_slot(step)], ring.send_rank(self.rank, self.num_ranks)
         pl.semaphore_signal(received_sem, device_id=target, device_id_type=pl.DeviceIdType.LOGICAL)
 
-    def store(self, acc_ref: Ref, row: Index, column: Index) -> None:
+    def store(self, acc_ref: Ref, row: Int, column: Int) -> None:
         """Round the warpgroup's accumulator and store it at ``(row, column)``, in pieces staged in shared memory."""
         tile_m, tile_n, num_slots = self.config.epi_tile_m, self.config.epi_tile_n, self.config.num_epilogue_slots
         pieces = list(itertools.product(range(0, self.config.tile_m, tile_m), range(0, self.config.tile_n, tile_n)))
@@ -228,7 +230,7 @@ class _Cta:
         acc = acc_ref[...].astype(self.out_gmem.dtype)
         for i, (m, n) in enumerate(pieces):
             # Invariant: the piece last staged in this slot has left it. Slots take turns, so only newer copies may be
-            # pending; but with an odd number of pieces a tile starts on the slot that the last tile ended on.
+            # pending. With an odd number of pieces, though, a tile starts on the slot that the last tile ended on.
             slot, repeats = i % num_slots, i == 0 and len(pieces) % num_slots != 0
             plgpu.wait_smem_to_gmem(0 if repeats else num_slots - 1, wait_read_only=True)
             out_smem[slot] = acc[m : m + tile_m, n : n + tile_n]
@@ -237,13 +239,13 @@ class _Cta:
             plgpu.copy_smem_to_gmem(out_smem.at[slot], piece_gmem)
 
     def compute(self) -> None:
-        """What the compute warpgroups do."""
+        """Role of the compute warpgroups."""
         plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
         pl.loop(0, self.num_ranks)(lambda step: self.for_each_tile(step, functools.partial(self.multiply_tile, step)))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # Shared memory must outlive the copies that read it.
 
     def load(self) -> None:
-        """What the memory warpgroup does."""
+        """Role of the memory warpgroup."""
         plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
         # The first device step is peeled off: it reads the rank's own shard.
         self.for_each_tile(0, functools.partial(self.load_tile, self.lhs_gmem))
@@ -252,11 +254,11 @@ class _Cta:
             @pl.loop(1, self.num_ranks)
             def _device_step(step):
                 self.await_shard(step)
-                # Invariant: the slot holds all of this device step's shard, and is not written again in this call.
+                # Invariant: the slot holds the whole shard of this device step and is not written again in this call.
                 shard_gmem = self.scratch_gmem.at[ring.read_slot(step)]
                 self.for_each_tile(step, functools.partial(self.load_tile, shard_gmem))
 
-        # A waiter has to see every phase of a barrier, so wait until the last loads have been released.
+        # A waiter must see every phase of a barrier, so wait until the last loads have been released.
         num_loads = self.num_ranks * self.num_local_tiles * self.num_k_steps
         pl.loop(jnp.maximum(num_loads - self.config.max_concurrent_steps, 0), num_loads)(self.await_release)
 
@@ -297,12 +299,12 @@ def _launch(
             received_sems=pl.get_global(plgpu.SemaphoreType.REGULAR((num_scratch_slots,))) if num_ranks > 1 else None,
             **smem,
         )
-        # One branch for the whole kernel: ptxas ignores setmaxnreg where the roles are mixed.
+        # One branch for the whole kernel: ptxas ignores setmaxnreg where roles are mixed.
         lax.cond(lax.axis_index("wg") < NUM_COMPUTE_WARPGROUPS, cta.compute, cta.load)
 
     operands = [lhs, rhs]
     if num_ranks > 1:
-        # Keep slices around the call out of it: see `mosaic_gpu`.
+        # Keep slices around the call out of the kernel's fusion: see `mosaic_gpu`.
         operands = [lax.optimization_barrier(operand) for operand in operands]
     kernel = plgpu.kernel(
         ring_all_gather_matmul_kernel,
@@ -315,7 +317,7 @@ def _launch(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
-    # The kernel's integers are int32: with jax_enable_x64, those of Python would be int64 beside them.
+    # The kernel's integers are int32. Under jax_enable_x64, Python integers would become int64 beside them.
     with jax.enable_x64(False):
         results = kernel(*operands)
     if num_ranks == 1:

@@ -1,4 +1,4 @@
-"""The portable rings: ``lax.ppermute`` steps that XLA can overlap with the multiply, on any backend and any hosts."""
+"""Portable rings of ``lax.ppermute`` steps that XLA can overlap with the multiply, on any backend and any hosts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def ring_all_gather_matmul(
     config: PpermuteConfig = _WHOLE_SHARDS,
     out_dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
-    """``AllGather(lhs) @ rhs`` by the ring of ``cmkernel.ring``; for use inside ``jax.shard_map``.
+    """Compute ``AllGather(lhs) @ rhs`` by the ring of ``cmkernel.ring``, inside ``jax.shard_map``.
 
-    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]`` in ``out_dtype``,
-    by default that of the operands.
+    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]`` in ``out_dtype``, by
+    default the operands' dtype.
     """
     return ring_all_gather_matmul_with_received(lhs, rhs, axis_name=axis_name, config=config, out_dtype=out_dtype)[0]
 
@@ -43,7 +43,10 @@ def ring_all_gather_matmul_with_received(
     config: PpermuteConfig = _WHOLE_SHARDS,
     out_dtype: jax.typing.DTypeLike | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The same and the other ranks' shards ``[axis_size - 1, m_shard, k]``, in the order in which they came by."""
+    """Return the result of ``ring_all_gather_matmul`` and the other ranks' shards.
+
+    The shards are ``[axis_size - 1, m_shard, k]``, in the order of their arrival; ``None`` for a single rank.
+    """
     num_ranks = lax.axis_size(axis_name)
     rank = lax.axis_index(axis_name)
     out = _empty_result(lhs, rhs, num_ranks, out_dtype)
@@ -51,7 +54,7 @@ def ring_all_gather_matmul_with_received(
     rows = ring.pieces(m_shard, config.num_chunks)
     shards = [[lhs[start:stop] for start, stop in rows]]
     for step in range(num_ranks):
-        # The exchange comes first and the multiply doesn't depend on it: the scheduler may run both at once.
+        # The exchange comes first and the multiply doesn't depend on it, so the scheduler may run both at once.
         if ring.sends_in(step, num_ranks):
             permutation = ring.permutation(num_ranks)
             shards.append([lax.ppermute(piece, axis_name, permutation) for piece in shards[step]])
@@ -69,7 +72,11 @@ def two_level_all_gather_matmul(
     devices_per_host: int,
     out_dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
-    """The same by ``cmkernel.ring.TwoLevelRing``: the axis runs host by host over ``devices_per_host`` ranks each."""
+    """Compute ``AllGather(lhs) @ rhs`` by ``cmkernel.ring.TwoLevelRing``, inside ``jax.shard_map``.
+
+    Shapes and dtypes are those of ``ring_all_gather_matmul``. The axis runs host by host, over ``devices_per_host``
+    ranks each.
+    """
     return two_level_all_gather_matmul_with_received(
         lhs, rhs, axis_name=axis_name, devices_per_host=devices_per_host, out_dtype=out_dtype
     )[0]
@@ -83,7 +90,10 @@ def two_level_all_gather_matmul_with_received(
     devices_per_host: int,
     out_dtype: jax.typing.DTypeLike | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The same and the other ranks' shards ``[axis_size - 1, m_shard, k]``, in the order of the steps."""
+    """Return the result of ``two_level_all_gather_matmul`` and the other ranks' shards.
+
+    The shards are ``[axis_size - 1, m_shard, k]``, in the order of the steps; ``None`` for a single rank.
+    """
     num_ranks = lax.axis_size(axis_name)
     hosts = ring.TwoLevelRing(num_ranks // devices_per_host, devices_per_host)
     rank = lax.axis_index(axis_name)
@@ -93,7 +103,7 @@ def two_level_all_gather_matmul_with_received(
         for inner in range(devices_per_host):
             step = hosts.step(outer, inner)
             shard = slots[ring.read_slot(step)] if step > 0 else lhs
-            # The exchange between hosts first: it has a whole revolution, and is the slower one.
+            # The exchange between hosts goes first: it is the slower one, and has a whole revolution.
             if hosts.sends_across(outer, inner):
                 slots[hosts.outer_write_slot(outer)] = lax.ppermute(shard, axis_name, hosts.outer_permutation())
             if hosts.sends_within(inner):
@@ -107,5 +117,5 @@ def _empty_result(lhs: jax.Array, rhs: jax.Array, num_ranks: int, out_dtype: jax
 
 
 def _multiply_into(out: jax.Array, lhs: jax.Array, rhs: jax.Array, row: jax.Array) -> jax.Array:
-    """``out`` with the rows of ``lhs @ rhs`` from ``row`` on."""
+    """Write ``lhs @ rhs`` into the rows of ``out`` from ``row`` on."""
     return lax.dynamic_update_slice(out, dot(lhs, rhs, out_dtype=out.dtype), (row, jnp.zeros_like(row)))

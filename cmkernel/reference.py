@@ -1,4 +1,4 @@
-"""The float32 oracle and the tolerance that rounding allows around it."""
+"""Float32 oracle, and the tolerance around it that rounding allows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jax import lax
 if TYPE_CHECKING:
     import jax
 
-# Unit of the accumulation: tensor cores truncate, so a step errs by up to 2**-23 (Fasi, Higham, Mikaitis, Pranesh,
-# "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021), twice the unit roundoff of float32.
+# Error unit of the accumulation. Tensor cores truncate, so a step errs by up to 2**-23, twice the unit roundoff of
+# float32 (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021).
 _ACCUMULATION_UNIT = 2.0**-23
-# Both sums, the implementation's and the oracle's, may err. For independent zero-mean data the error of a sum of k
-# products stays within a small multiple of unit * ||a|| * ||b||, whatever k (Higham, Mary, "Sharper probabilistic
-# backward error analysis for basic linear algebra kernels with random data", SISC 2020); a multiple of 8 is passed
-# by chance about once in 10**14 elements.
+# Factor 2: both sums may err, the implementation's and the oracle's. Factor 8: for independent zero-mean data the error
+# of a sum of k products stays within a small multiple of unit * ||a|| * ||b||, for any k (Higham, Mary, "Sharper
+# probabilistic backward error analysis for basic linear algebra kernels with random data", SISC 2020). By chance, about
+# one element in 10**14 exceeds a multiple of 8.
 _ACCUMULATION_FACTOR = 2 * 8
 
 
@@ -24,17 +24,17 @@ class Comparison(NamedTuple):
     """Distance of a result from the oracle, as float32 or int32 scalars on the device."""
 
     num_wrong: jax.Array
-    """Elements outside ``tolerance``, or not finite."""
+    """Number of elements outside ``tolerance`` or not finite."""
     max_error: jax.Array
     """Largest absolute error."""
     relative_error: jax.Array
     """``||result - oracle|| / ||oracle||``, Frobenius norms."""
     relative_tolerance: jax.Array
-    """The elements' tolerance carried over to the norms: what ``relative_error`` must not exceed."""
+    """Bound on ``relative_error``: the elements' tolerance carried over to the norms."""
 
 
 def oracle(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """``lhs @ rhs`` in float32: operands converted exactly, products and sums in float32, no rounding at the end.
+    """Compute ``lhs @ rhs`` in float32: operands converted exactly, no rounding at the end.
 
     lhs ``[m, k]`` (gathered), rhs ``[k, n]`` -> float32 ``[m, n]``.
     """
@@ -49,8 +49,9 @@ def unit_roundoff(dtype: jax.typing.DTypeLike) -> float:
 def compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> Comparison:
     """Measure ``result`` against the oracle of the same operands.
 
-    An element may differ by ``u |oracle| + 16 * 2**-23 ||a_i|| ||b_j||``: ``u`` is the roundoff of the result's dtype,
-    the second term what accumulation in float32 can lose (sources above). Meant for independent zero-mean data.
+    An element may differ by ``u |oracle| + 16 * 2**-23 ||a_i|| ||b_j||``. ``u`` is the unit roundoff of the result's
+    dtype; the second term bounds what accumulation in float32 can lose (sources above). Meant for independent zero-mean
+    data.
 
     result ``[m, n]``, lhs ``[m, k]`` (gathered), rhs ``[k, n]``.
     """
@@ -61,7 +62,7 @@ def compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> Comparison:
     accumulation = _ACCUMULATION_FACTOR * _ACCUMULATION_UNIT
     error = jnp.abs(result.astype(jnp.float32) - expected)
     tolerance = u * jnp.abs(expected) + accumulation * row_norms[:, None] * column_norms[None, :]
-    # `not <=` rather than `>`: a NaN must count as wrong.
+    # `not <=` rather than `>`, so that a NaN counts as wrong.
     num_wrong = count(~(error <= tolerance))
     norm = jnp.linalg.norm(expected)
     accumulated = accumulation * jnp.linalg.norm(row_norms) * jnp.linalg.norm(column_norms)
@@ -69,18 +70,20 @@ def compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> Comparison:
 
 
 def num_different(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """Elements of ``result`` that aren't bit for bit the oracle rounded to the result's dtype.
+    """Number of elements of ``result`` that differ in any bit from the oracle rounded to the result's dtype.
 
-    For integer-valued operands whose sums stay below 2**24: float32 then holds every partial sum exactly, so the order
+    For integer-valued operands whose sums stay below 2**24. float32 then holds every partial sum exactly, so the order
     of the additions can't matter and the result must be exact.
+
+    result ``[m, n]``, lhs ``[m, k]`` (gathered), rhs ``[k, n]``.
     """
     return count(result != oracle(lhs, rhs).astype(result.dtype))
 
 
 def count(wrong: jax.Array) -> jax.Array:
-    """How many of ``wrong``, bool ``[m, n]``, as int32, which ends just below 2**31: 2**32 would wrap round to 0.
+    """Count the true elements of ``wrong``, bool ``[m, n]``, as int32.
 
-    Exact below 2**24.
+    Exact below 2**24, and saturates just below 2**31: a count of 2**32 would wrap around to 0.
     """
     in_rows = jnp.sum(wrong, axis=1, dtype=jnp.int32)
     return jnp.minimum(jnp.sum(in_rows.astype(jnp.float32)), 2.0**31 - 2.0**7).astype(jnp.int32)

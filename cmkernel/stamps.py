@@ -1,49 +1,48 @@
-"""Where the CTAs of ``mosaic_gpu`` write down when they multiplied, waited and sent.
+"""Layout of the stamps: times at which CTAs of ``mosaic_gpu`` multiplied, waited and sent.
 
-Stamps are int32 ``[cta, row, column]``: the lower half of the GPU's clock in nanoseconds. A compute CTA has a row for
-each of its tiles, a communication CTA for each piece that one of its warps sends. What the protocol doesn't do is not
-written. ``cmkernel.measured_timeline`` reads them.
+Stamps are int32 ``[cta, row, column]``: the lower half of the GPU's clock in nanoseconds. A compute CTA has a row per
+tile, a communication CTA a row per piece that one of its warps sends. Places for events that the protocol doesn't have
+are never written. ``cmkernel.measured_timeline`` reads the stamps.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cmkernel.config import NUM_COMM_WARPS
+from cmkernel.integers import Int
 from cmkernel.protocol import Protocol
 
-Index = Any  # A Python int or a traced int32 scalar.
 Stamps = npt.NDArray[np.int32]
 
-# Columns of a tile, or of a piece in a communication CTA: begun; its result staged, or landed at the next rank.
+# Columns of a tile, or of a piece in a communication CTA: its begin, and its end (result staged, or piece landed at the
+# next rank).
 BEGUN, ENDED = 0, 1
 
 
-def asked(chunk: Index) -> Index:
-    """Column of a tile: the loading warp begins to wait for its piece."""
+def asked(chunk: Int) -> Int:
+    """Column of a tile: the loading warp starts to wait for its piece."""
     return 2 + 3 * chunk
 
 
-def seen(chunk: Index) -> Index:
-    """Column of a tile: the loading warp knows that the piece is here."""
+def seen(chunk: Int) -> Int:
+    """Column of a tile: the loading warp has seen the piece arrive."""
     return 3 + 3 * chunk
 
 
-def sent(chunk: Index) -> Index:
-    """Column of a tile that a compute CTA sends on: its piece has landed at the next rank."""
+def sent(chunk: Int) -> Int:
+    """Column of a tile that a compute CTA sends: its piece has landed at the next rank."""
     return 4 + 3 * chunk
 
 
-def job_row(index: Index, warp: Index) -> Index:
+def job_row(index: Int, warp: Int) -> Int:
     """Row of a job of one of a communication CTA's sending warps."""
     return index * NUM_COMM_WARPS + warp
 
 
 def shape(protocol: Protocol) -> tuple[int, int, int]:
-    """Of a rank's stamps."""
+    """Shape ``(ctas, rows, columns)`` of a rank's stamps."""
     num_tiles = max(protocol.num_local_tiles(cta, protocol.num_ranks) for cta in range(protocol.num_compute_ctas))
     num_jobs = max((protocol.num_local_jobs(sender) for sender in range(protocol.num_senders)), default=0)
     num_ctas = protocol.num_compute_ctas + protocol.num_comm_ctas

@@ -1,4 +1,4 @@
-"""One revolution of the ring, as a rank sees it: when it receives and multiplies each shard."""
+"""One revolution of the ring as a rank sees it: the times at which it receives and multiplies each shard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A stretch of a call, in microseconds from its start."""
+    """A span of a call, in microseconds from its start."""
 
     start_us: float
     end_us: float
@@ -20,15 +20,15 @@ class StepTimes:
 
     step: int
     multiply: Interval
-    """From the first tile that is begun to the last one that is done."""
+    """From the begin of the first tile to the end of the last."""
     arrival: Interval | None
-    """From the first piece that the neighbour begins to send to the last one that is here; step 0 needs none."""
+    """From the neighbour's first send to the last arrival here; ``None`` for step 0."""
     wait_us: float
-    """What its compute CTAs wait for pieces, on average; measured: their loading warps, which are a few loads ahead."""
+    """Mean wait of its compute CTAs for pieces. Measured at their loading warps, which run a few loads ahead."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StepTimes:
-        """From what ``dataclasses.asdict`` makes."""
+        """Rebuild the step from the output of ``dataclasses.asdict``."""
         arrival = data["arrival"]
         return cls(
             data["step"], Interval(**data["multiply"]), Interval(**arrival) if arrival else None, data["wait_us"]

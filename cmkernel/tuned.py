@@ -1,7 +1,7 @@
-"""The table of tuned configs: what was measured to be fastest, and which entry serves a shape.
+"""Table of tuned configs: the fastest measured config per shape, and the choice of an entry for a shape.
 
-One JSON object a line, sorted, to be read and compared by people; ``tuned.jsonl`` beside this module ships with it.
-``jobs.tune`` writes such tables.
+A table is a sorted file with one JSON object a line, easy to read and diff. ``tuned.jsonl`` beside this module ships
+with it; ``jobs.tune`` writes such tables.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ from cmkernel.cost import ITEMSIZE
 from cmkernel.performance_model import heuristic_config, is_modelled, modelled_us
 
 SHIPPED_PATH = Path(__file__).with_name("tuned.jsonl")
-# An entry serves shapes whose sizes differ from its own by this factor at most, each of them.
+# An entry serves shapes of which every size differs from its own by at most this factor.
 _MAX_RATIO = 2.0
-# And for which the model doesn't expect it to be slower than the heuristic by more than its own rounding.
+# The model must not expect an entry to take longer than this times the heuristic's time: no more than the model's
+# rounding.
 _MAX_SLOWDOWN = 1.02
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a config is chosen for: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` devices."""
+    """Key of a choice: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` devices.
+
+    Raises:
+      ValueError: a size isn't an integer of at least 1, or ``device_kind`` or ``dtype`` isn't valid.
+    """
 
     device_kind: str
-    """As ``cmkernel.hardware.device_kind`` has it."""
+    """Device name as ``cmkernel.hardware.device_kind`` returns it."""
     num_ranks: int
     m_shard: int
     k: int
@@ -41,7 +46,7 @@ class Shape:
     def __post_init__(self) -> None:
         for name, size in self.sizes.items():
             if type(size) is not int or size < 1:
-                raise ValueError(f"{name}={size!r} must be an integer from 1 on")
+                raise ValueError(f"{name}={size!r} must be an integer of at least 1")
         if not isinstance(self.device_kind, str):
             raise ValueError(f"device_kind={self.device_kind!r} must be a string")
         if self.dtype not in ITEMSIZE:
@@ -49,21 +54,25 @@ class Shape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """As keyword arguments of ``cmkernel.performance_model``."""
+        """Sizes as keyword arguments for ``cmkernel.performance_model``."""
         return {"m_shard": self.m_shard, "k": self.k, "n_shard": self.n_shard, "num_ranks": self.num_ranks}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The fastest config of an implementation on one shape, as measured."""
+    """Fastest measured config of an implementation on one shape.
+
+    Raises:
+      ValueError: a time isn't above 0, or ``date`` or ``jax`` isn't a string.
+    """
 
     shape: Shape
     implementation: str
     config: Config
     us: float
-    """Time of a call inside a program, maximum over ranks."""
+    """Time of a call inside a program in microseconds, maximum over ranks."""
     heuristic_us: float
-    """The same of the heuristic's config, measured in turn with it."""
+    """The same for the heuristic's config, measured in turns with this one."""
     date: str
     jax: str
 
@@ -78,11 +87,11 @@ class Entry:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """One entry of a table for each; the order of the lines."""
+        """Key by which a table holds one entry; also the sort order of its lines."""
         return self.implementation, *dataclasses.astuple(self.shape)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Entry as a JSON object."""
         rest = {name: getattr(self, name) for name in ("us", "heuristic_us", "date", "jax")}
         return {
             **dataclasses.asdict(self.shape),
@@ -93,10 +102,10 @@ class Entry:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """From a JSON object that ``to_json`` made.
+        """Rebuild the entry from a JSON object of ``to_json``.
 
         Raises:
-          ValueError: a field is missing or none of an entry's, or the shape or the config breaks a law.
+          ValueError: a field is missing or unknown, or the shape or the config breaks a law.
         """
         try:
             data = dict(data)
@@ -111,7 +120,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """A config, and where it comes from."""
+    """A config and its origin."""
 
     config: Config
     source: str
@@ -119,16 +128,16 @@ class Chosen:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Entries by their key."""
+    """Entries, at most one per key."""
 
     entries: tuple[Entry, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The table in the file at ``path``.
+        """Read the table in the file at ``path``.
 
         Raises:
-          ValueError: a line is no entry; it is named.
+          ValueError: a line is no entry. The message names the line.
           OSError: the file can't be read.
         """
         entries = []
@@ -140,12 +149,12 @@ class Table:
         return cls(tuple(entries))
 
     def merged(self, entries: Iterable[Entry]) -> Table:
-        """With these in the place of those of the same key."""
+        """Return a table in which ``entries`` replace those of the same key."""
         by_key = {entry.key: entry for entry in (*self.entries, *entries)}
         return Table(tuple(by_key[key] for key in sorted(by_key)))
 
     def write(self, path: Path) -> None:
-        """Replace the file at ``path``, as a whole or not at all."""
+        """Replace the file at ``path`` atomically."""
         new = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
             new.write_text("".join(json.dumps(entry.to_json()) + "\n" for entry in self.entries))
@@ -154,12 +163,12 @@ class Table:
             new.unlink(missing_ok=True)
 
     def find(self, implementation: str, shape: Shape, num_sms: int | None) -> Chosen | None:
-        """What the table has for a shape, or ``None``.
+        """Choose the table's config for a shape, or ``None``.
 
-        An entry serves its own shape, in every type of the same size. Else the nearest one of the same device and
-        number of ranks does: the least sum of the logarithms of the three sizes' ratios, none of which may exceed 2. It
-        must be one that the model has no objection to: the heuristic takes the same config for both shapes, and the
-        entry's is modelled to take at most 1.02 times as long as that.
+        An entry serves its own shape, in every dtype of the same size. Otherwise the nearest entry of the same device
+        and number of ranks serves it. Distance is the sum of the absolute logarithms of the three sizes' ratios; no
+        ratio may exceed 2. The model must agree: the heuristic takes the same config for both shapes, and the entry's
+        modelled time is at most 1.02 times the heuristic's.
         """
         same = [entry for entry in self.entries if _is_alike(entry, implementation, shape)]
         for entry in sorted(same, key=lambda entry: (_distance(entry.shape, shape), entry.shape.dtype != shape.dtype)):
@@ -173,19 +182,20 @@ class Table:
 
 @functools.cache
 def shipped() -> Table:
-    """The table that comes with this package."""
+    """Table shipped with this package."""
     return Table.read(SHIPPED_PATH)
 
 
 def choose_config(
     implementation: str, shape: Shape, *, num_sms: int | None = None, table: Table | None = None
 ) -> Chosen:
-    """The config of ``mosaic_gpu`` (which needs ``num_sms``) or ``ppermute`` that a shape gets when none is named.
+    """Choose a config of ``mosaic_gpu`` (which needs ``num_sms``) or ``ppermute`` for a shape.
 
-    From ``table``, by default the shipped one, where that has an entry for it; else the heuristic's.
+    Takes the entry of ``table`` (by default the shipped one) if there is one for the shape, else the heuristic's
+    config.
     """
-    found = (shipped() if table is None else table).find(implementation, shape, num_sms)
-    return found or Chosen(_heuristic(implementation, shape, num_sms), "by the heuristic")
+    tuned = (shipped() if table is None else table).find(implementation, shape, num_sms)
+    return tuned or Chosen(_heuristic(implementation, shape, num_sms), "by the heuristic")
 
 
 def _is_alike(entry: Entry, implementation: str, shape: Shape) -> bool:
@@ -206,7 +216,7 @@ def _distance(a: Shape, b: Shape) -> float:
 
 
 def _fits(config: Config, num_sms: int | None) -> bool:
-    """Whether a device with so many SMs has one left to compute."""
+    """True if the config leaves a device of ``num_sms`` SMs at least one SM to compute."""
     return not isinstance(config, KernelConfig) or (num_sms is not None and config.num_comm_ctas < num_sms)
 
 

@@ -1,8 +1,8 @@
-"""``mosaic_gpu`` for D ranks on one GPU: the ring on real hardware where there aren't D GPUs to try it on.
+"""``mosaic_gpu`` for D ranks on a single GPU: the ring on real hardware where D GPUs aren't available.
 
-Each virtual rank is a share of the GPU's CTAs with operands, scratch memory and counters of its own. The body of the
-kernel is the same; only where it touches its neighbour, that is memory of the same GPU. So timing says nothing, but
-copies, waits and signals race as they do between GPUs, apart from what NVLink itself may reorder or delay.
+Each virtual rank is a share of the GPU's CTAs with its own operands, scratch memory and counters. The kernel's body is
+the same, except that a neighbour is memory of the same GPU. Timing therefore says nothing. Copies, waits and signals
+race as they do between GPUs, apart from what NVLink itself may reorder or delay.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmkernel import hardware, ring
 from cmkernel.config import KernelConfig
+from cmkernel.integers import Int
 from cmkernel.mosaic_gpu import call, num_result_columns, padded, validate_operands
-from cmkernel.mosaic_gpu_cta import Cta, Delay, Index, Ref, await_count, smem_types
+from cmkernel.mosaic_gpu_cta import Cta, Delay, Ref, await_count, smem_types
 from cmkernel.protocol import make_protocol
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VirtualCta(Cta):
-    """A CTA whose neighbours are on the same GPU; ``counters`` holds those of all ranks, one rank after the other."""
+    """A CTA whose neighbours share its GPU. ``counters`` holds the counters of all ranks, rank by rank."""
 
     all_scratch_gmem: Ref
 
     def next_scratch(self) -> Ref:
-        """The scratch memory of the rank that this one sends to."""
+        """Scratch memory of the rank that this one sends to."""
         return self.all_scratch_gmem.at[self.target]
 
-    def signal_next(self, counter: Index) -> None:
+    def signal_next(self, counter: Int) -> None:
         """Count an arrival at the rank that this one sends to."""
         pl.semaphore_signal(self.counters.at[self.target * self.protocol.num_counters + counter])
 
-    def await_arrival(self, counter: Index) -> None:
+    def await_arrival(self, counter: Int) -> None:
         """Wait until one of this rank's counters has been signalled."""
         await_count(self.counters.at[self.rank * self.protocol.num_counters + counter])
 
@@ -51,15 +52,14 @@ def virtual_ring_all_gather_matmul(
     num_sms: int | None = None,
     delay: Delay | None = None,
 ) -> jax.Array:
-    """What D ranks compute, on one GPU.
+    """Compute on one GPU what D ranks would: ``all_gather(lhs) @ rhs`` of each.
 
-    lhs ``[D, m_shard, k]`` and rhs ``[D, k, n_shard]`` hold the operands of rank i at index i; result
-    ``[D, D * m_shard, n_shard]``. Each rank gets ``num_sms // D`` CTAs. The rest as for
-    ``mosaic_gpu.ring_all_gather_matmul``.
+    lhs ``[D, m_shard, k]`` and rhs ``[D, k, n_shard]`` hold rank i's operands at index i; result ``[D, D * m_shard,
+    n_shard]``. Each rank gets ``num_sms // D`` CTAs. The rest is as for ``mosaic_gpu.ring_all_gather_matmul``.
 
     Raises:
-      ValueError: the operands don't fit each other, D is below 2, or no CTA of a rank is left to compute.
-      NotImplementedError: as there.
+      ValueError: the operands don't fit each other, D is below 2, or a rank has no CTA left to compute.
+      NotImplementedError: as ``mosaic_gpu.ring_all_gather_matmul``.
     """
     out_dtype = jnp.dtype(lhs.dtype if out_dtype is None else out_dtype)
     num_ranks = len(lhs)

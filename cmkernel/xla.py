@@ -1,4 +1,4 @@
-"""The baselines: XLA's all-gather followed by a matmul, and the matmul alone."""
+"""XLA baselines: an all-gather followed by a matmul, and the matmul alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def all_gather_then_dot(
     lhs: jax.Array, rhs: jax.Array, *, axis_name: str | tuple[str, ...], out_dtype: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
-    """``AllGather(lhs) @ rhs``, one after the other; for use inside ``jax.shard_map``.
+    """Compute ``AllGather(lhs) @ rhs``, one after the other, inside ``jax.shard_map``.
 
-    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]`` in ``out_dtype``,
-    by default that of the operands.
+    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]`` in ``out_dtype``, by
+    default the operands' dtype.
     """
     return all_gather_then_dot_with_lhs(lhs, rhs, axis_name=axis_name, out_dtype=out_dtype)[0]
 
@@ -26,13 +26,13 @@ def all_gather_then_dot(
 def all_gather_then_dot_with_lhs(
     lhs: jax.Array, rhs: jax.Array, *, axis_name: str | tuple[str, ...], out_dtype: jax.typing.DTypeLike | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The same and the gathered lhs ``[axis_size * m_shard, k]``, which is there anyway."""
+    """Return the result of ``all_gather_then_dot`` and the gathered lhs ``[axis_size * m_shard, k]``."""
     gathered_lhs = lax.all_gather(lhs, axis_name, axis=0, tiled=True)
     return dot(gathered_lhs, rhs, out_dtype=out_dtype), gathered_lhs
 
 
 def local(gathered_lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """``gathered_lhs @ rhs``: the same multiply with nothing to communicate, the bound of every implementation.
+    """Compute ``gathered_lhs @ rhs``: the same multiply without communication, the bound of every implementation.
 
     gathered_lhs ``[axis_size * m_shard, k]``, rhs ``[k, n_shard]`` -> ``[axis_size * m_shard, n_shard]``.
     """

@@ -1,9 +1,9 @@
-"""The article's rows beside the project's: measured where there were GPUs, modelled for more ranks than there were.
+"""The JAX tutorial's rows beside the project's: measured where there were GPUs, modelled for more ranks.
 
     PYTHONPATH=. python benchmarks/programs/modelled_rows.py [--write]
 
-Prints a Markdown table of times in microseconds. --write also puts it in the place of the one in docs/kernel.md; a test
-compares that with the output, so it is to be run again whenever the models change.
+Prints a Markdown table of times in microseconds. --write also puts it in place of the one in docs/kernel.md. A test
+compares the two, so run it again whenever the models change.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from cmkernel import cost, performance_model
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "kernel.md"
 
-# The article's problem and its table: kernel, bound and reference on H100s. Its bound is D times the 43 us that it
-# measured for one shard's multiply, plus 6 us for each exchange.
+# The JAX tutorial's problem and table (https://docs.jax.dev/en/latest/pallas/gpu/collective_matmul.html): kernel, bound
+# and reference on H100s, in microseconds. Its bound is D times the 43 us that it measured for
+# one shard's multiply, plus 6 us for each exchange.
 PROBLEM = {"m_shard": 1024, "k": 4096, "n_shard": 4096}
 ARTICLE_US = {2: (102, 92, 147), 4: (212, 190, 290), 8: (436, 386, 565)}
 # Kernel time on 2x H200, 2026-11-30.
@@ -26,14 +27,14 @@ DEVICE_KIND, DTYPE = "NVIDIA H200", "float16"
 
 HEADINGS = (
     "D",
-    "article's kernel, measured on H100",
+    "tutorial's kernel, measured on H100",
     "its bound, from a measured multiply",
     "its all-gather then dot, measured",
     "`mosaic_gpu`, measured on H200",
     "`mosaic_gpu`, MODELLED for H200",
     "roofline of the ring, MODELLED",
     "roofline of all-gather then dot, MODELLED",
-    "bound by the article's formula at peak, MODELLED",
+    "bound by the tutorial's formula at peak, MODELLED",
 )
 
 

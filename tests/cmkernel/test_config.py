@@ -22,7 +22,7 @@ TILED = (KernelConfig, SimpleKernelConfig)
 NARROW = {"tile_m": 64, "tile_n": 16, "tile_k": 16, "epi_tile_n": 16, "wg_dimension": MatmulDimension.M}
 
 
-def test_smem_of_the_article_config_is_what_its_tiles_add_up_to():
+def test_smem_of_the_tutorial_config_is_what_its_tiles_add_up_to():
     slots = 4 * (128 * 64 + 64 * 256) * 2
     epilogue = 2 * 2 * 64 * 64 * 2
     assert smem_bytes(SimpleKernelConfig()) == slots + epilogue + 2048
@@ -45,7 +45,7 @@ def test_the_defaults_of_both_kernels_compute_the_same_tile():
         ({**NARROW, "max_concurrent_steps": 33}, "max_concurrent_steps=33 must be at least 2 and at most 32"),
         (
             {**NARROW, "tile_m": 1088, "max_concurrent_steps": 2},
-            "tile_m=1088 with wg_dimension=M gives a block 2176 rows; at most 2048 fit in a copy",
+            "tile_m=1088 with wg_dimension=M gives a block 2176 rows; a copy takes at most 2048",
         ),
         ({"epi_tile_m": 96}, "epi_tile_m=96 must be a multiple of 64 that divides tile_m="),
         ({"epi_tile_n": 60}, "epi_tile_n=60 must be a multiple of 16 that divides tile_n="),

@@ -1,5 +1,9 @@
 """The cost model against figures worked out by hand."""
 
+import copy
+import dataclasses
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,18 +11,18 @@ from hypothesis import strategies as st
 from cmkernel import cost
 from cmkernel.cost import Links
 
-ARTICLE = {"m_shard": 1024, "k": 4096, "n_shard": 4096}
+TUTORIAL = {"m_shard": 1024, "k": 4096, "n_shard": 4096}
 
 
-def test_flops_and_bytes_of_the_article_problem():
-    assert cost.flops(**ARTICLE, num_ranks=2) == 2 * 2048 * 4096 * 4096
+def test_flops_and_bytes_of_the_tutorial_problem():
+    assert cost.flops(**TUTORIAL, num_ranks=2) == 2 * 2048 * 4096 * 4096
     assert cost.received_bytes(m_shard=1024, k=4096, num_ranks=2, dtype="bfloat16") == 8 * 2**20
     assert cost.gathered_bytes(m_shard=1024, k=4096, num_ranks=2, dtype="float32") == 32 * 2**20
 
 
 @pytest.mark.parametrize(("num_ranks", "local_us"), [(2, 69.5), (4, 138.9), (8, 277.8)])
 def test_expected_time_on_an_h200(num_ranks, local_us):
-    expected = cost.expected_time(cost.device_model("NVIDIA H200"), **ARTICLE, num_ranks=num_ranks, dtype="bfloat16")
+    expected = cost.expected_time(cost.device_model("NVIDIA H200"), **TUTORIAL, num_ranks=num_ranks, dtype="bfloat16")
     assert expected.local_us == pytest.approx(local_us, abs=0.1)
     exchanges = num_ranks - 1
     # 8.4 MB at 450 GB/s take 18.6 us: less than a step's multiply, so the ring hides them all.
@@ -35,7 +39,7 @@ def test_a_narrow_weight_leaves_the_exchange_exposed():
 
 
 def test_one_rank_communicates_nothing():
-    expected = cost.expected_time(cost.device_model("NVIDIA H200"), **ARTICLE, num_ranks=1, dtype="float16")
+    expected = cost.expected_time(cost.device_model("NVIDIA H200"), **TUTORIAL, num_ranks=1, dtype="float16")
     assert expected.gather_us == 0
     assert expected.local_us == expected.serial_us == expected.overlapped_us == expected.article_bound_us
 
@@ -46,8 +50,8 @@ def test_no_peak_is_claimed_where_none_is_known():
     assert cost.peak_tflops("NVIDIA H200", "float16") == 989.4
 
 
-def test_the_article_bound_from_a_measured_time():
-    # The article: 43 us a shard on one H100, two ranks.
+def test_the_tutorial_bound_from_a_measured_time():
+    # The JAX tutorial: 43 us a shard on one H100, two ranks.
     assert cost.article_bound_us(2 * 43, 2) == 92
 
 
@@ -61,7 +65,7 @@ def rings(links, *, num_hosts, devices_per_host, peak_tflops=PEAK_TFLOPS, **size
     return cost.expected_rings(
         links,
         peak_tflops=peak_tflops,
-        **{**ARTICLE, **sizes},
+        **{**TUTORIAL, **sizes},
         num_hosts=num_hosts,
         devices_per_host=devices_per_host,
         dtype="bfloat16",
@@ -100,11 +104,11 @@ def test_a_fast_network_leaves_nothing_to_win():
 
 
 SIZES = st.integers(1, 2**14)
-GBPS = st.floats(0.01, 2_000)
+BANDWIDTH = st.floats(0.01, 2_000)
 
 
 @given(
-    links=st.builds(Links, link_gbytes_per_s=GBPS, nic_gbytes_per_s=GBPS, nics_per_host=st.integers(1, 10)),
+    links=st.builds(Links, link_gbytes_per_s=BANDWIDTH, nic_gbytes_per_s=BANDWIDTH, nics_per_host=st.integers(1, 10)),
     sizes=st.fixed_dictionaries({"m_shard": SIZES, "k": SIZES, "n_shard": SIZES}),
     num_hosts=st.integers(1, 8),
     devices_per_host=st.integers(1, 8),
@@ -133,3 +137,15 @@ def test_both_rings_are_the_known_ring_on_one_host():
 def test_links_carry_something(field):
     with pytest.raises(ValueError, match=f"{field}=0 must be greater than 0"):
         Links(**{"link_gbytes_per_s": 1.0, "nic_gbytes_per_s": 1.0, "nics_per_host": 1, field: 0})
+
+
+@pytest.mark.parametrize("name", ["link", "nic"])
+def test_the_old_name_of_a_bandwidth_is_answered_with_the_new_one(name):
+    with pytest.raises(TypeError, match=f"{name}_gbps=1.0 is now called {name}_gbytes_per_s"):
+        Links(**{"link_gbytes_per_s": 1.0, "nic_gbytes_per_s": 1.0, f"{name}_gbps": 1.0})
+
+
+def test_links_can_be_copied():
+    links = Links(450.0, 50.0, 8)
+    assert dataclasses.replace(links, nics_per_host=4) == Links(450.0, 50.0, 4)
+    assert pickle.loads(pickle.dumps(links)) == copy.deepcopy(links) == links

@@ -9,7 +9,7 @@ from cmkernel.config import KernelConfig, MatmulDimension
 from cmkernel.modelled_timeline import modelled_timeline
 from cmkernel.performance_model import H200_NUM_SMS, heuristic_config, modelled_us
 
-ARTICLE = {"m_shard": 1024, "k": 4096, "n_shard": 4096, "num_sms": H200_NUM_SMS}
+TUTORIAL = {"m_shard": 1024, "k": 4096, "n_shard": 4096, "num_sms": H200_NUM_SMS}
 FEW_ROWS = {"m_shard": 256, "k": 8192, "n_shard": 5120, "num_sms": H200_NUM_SMS}
 UNEVEN = {"m_shard": 1000, "k": 4104, "n_shard": 4200, "num_sms": H200_NUM_SMS}
 IN_TILE = KernelConfig(num_comm_ctas=0, num_chunks=8)
@@ -20,14 +20,14 @@ def end_us(steps):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
-@pytest.mark.parametrize("shape", [ARTICLE, {**ARTICLE, "m_shard": 4096}, {**ARTICLE, "k": 8192, "n_shard": 28672}])
+@pytest.mark.parametrize("shape", [TUTORIAL, {**TUTORIAL, "m_shard": 4096}, {**TUTORIAL, "k": 8192, "n_shard": 28672}])
 def test_whole_waves_end_when_the_cost_model_says(shape, num_ranks):
     sizes = {**shape, "num_ranks": num_ranks}
     config = dataclasses.replace(heuristic_config(**sizes), split_last_wave=False)
     assert end_us(modelled_timeline(config, **sizes)) == pytest.approx(modelled_us(config, **sizes), rel=0.02)
 
 
-@pytest.mark.parametrize("shape", [ARTICLE, FEW_ROWS, UNEVEN])
+@pytest.mark.parametrize("shape", [TUTORIAL, FEW_ROWS, UNEVEN])
 @pytest.mark.parametrize("config", [None, IN_TILE, dataclasses.replace(KernelConfig(), num_in_tile_chunks=1)])
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 def test_a_step_ends_after_all_of_its_shard_is_here(shape, config, num_ranks):
@@ -53,7 +53,7 @@ def test_fewer_senders_are_waited_for():
 
 
 def test_a_wave_of_halves_is_shorter():
-    sizes = {**ARTICLE, "k": 8192, "n_shard": 5120, "num_ranks": 2}
+    sizes = {**TUTORIAL, "k": 8192, "n_shard": 5120, "num_ranks": 2}
     whole, halves = (end_us(modelled_timeline(KernelConfig(split_last_wave=split), **sizes)) for split in (False, True))
     assert halves == pytest.approx(whole * 2.54 / 3, rel=0.01)
 
@@ -61,4 +61,4 @@ def test_a_wave_of_halves_is_shorter():
 def test_tiles_without_a_modelled_time_are_refused():
     config = KernelConfig(tile_m=192, tile_n=64, wg_dimension=MatmulDimension.N)
     with pytest.raises(ValueError, match=r"tile_m, tile_n, wg_dimension=.*192.* no modelled time"):
-        modelled_timeline(config, **ARTICLE, num_ranks=2)
+        modelled_timeline(config, **TUTORIAL, num_ranks=2)

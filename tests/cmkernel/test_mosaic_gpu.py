@@ -6,6 +6,7 @@ Who waits for whom between ranks is the matter of ``test_kernel_model``.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import jax
@@ -189,13 +190,63 @@ def outputs_of(text: str) -> list[tuple[tuple[int, ...], str]]:
     return [(tuple(map(int, sizes.split("x"))), dtype) for sizes, dtype in found]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("config", RINGS.values(), ids=RINGS)
-def test_the_ring_lowers_for_cuda(config, num_ranks):
-    text = lowered(num_ranks=num_ranks, config=config)
-    assert "mosaic_gpu" in text
-    # Receive slots exist for D > 1 only, as the kernel's second result.
-    assert (f"tensor<{num_ranks - 1}x1024x768xbf16>" in text) == (num_ranks > 1)
+# Form of the kernel by config and number of ranks: every pair of values but those of one rank, which has no stamps.
+FORMS = {
+    "communication CTAs": {1: ["plain"], 2: ["float32"], 4: ["stamped"], 8: ["delayed", "plain"]},
+    "in-tile": {1: ["plain"], 2: ["delayed"], 4: ["float32"], 8: ["stamped"]},
+    "polling warp": {1: ["plain"], 2: ["stamped"], 4: ["delayed"], 8: ["float32"]},
+    "in-tile, polling warp": {1: ["float32"], 2: ["plain"], 4: ["stamped"], 8: ["delayed"]},
+    "both ways, halves": {1: ["float32"], 2: ["delayed"], 4: ["plain"], 8: ["stamped"]},
+}
+CASES = [
+    (name, num_ranks, form)
+    for name, by_ranks in FORMS.items()
+    for num_ranks, forms in by_ranks.items()
+    for form in forms
+]
+
+
+def scattered_delay(rank, cta, warp, step):
+    """Other sleeps for neighbouring ranks and CTAs, for either warp, at each step."""
+    return jax.lax.rem(rank * 79 + cta * 37 + (warp + 1) * 13 + step * 57, jnp.int32(30))
+
+
+def test_the_cases_cover_every_pair_of_values():
+    all_forms = {"plain", "float32", "stamped", "delayed"}
+    assert {case[:2] for case in CASES} == set(itertools.product(RINGS, (1, 2, 4, 8)))
+    assert {(name, form) for name, _, form in CASES} == set(itertools.product(RINGS, all_forms))
+    one_rank, more = {(1, "plain"), (1, "float32")}, set(itertools.product((2, 4, 8), all_forms))
+    assert {case[1:] for case in CASES} == one_rank | more
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "form"), CASES)
+def test_the_ring_lowers_for_cuda(name, num_ranks, form):
+    config, sleepers = RINGS[name], set()
+
+    def delay(rank, cta, warp, step):
+        sleepers.add(warp)
+        return scattered_delay(rank, cta, warp, step)
+
+    options = {
+        "plain": {},
+        "float32": {"out_dtype": jnp.float32},
+        "stamped": {
+            "ring_function": mosaic_gpu.stamped_ring_all_gather_matmul,
+            "out_specs": (P(None, "x"), P("x", None, None)),
+        },
+        "delayed": {"delay": delay},
+    }[form]
+    text = lowered(num_ranks=num_ranks, config=config, **options)
+    outputs = outputs_of(text)
+    assert outputs[0] == ((num_ranks, 1024, 768), "f32" if form == "float32" else "bf16")
+    # Receive slots exist for D > 1 only, as the kernel's second result. What travels has the operands' type.
+    assert outputs[1:2] == ([((num_ranks - 1, 1024, 768), "bf16")] if num_ranks > 1 else [])
+    assert ("globaltimer_lo" in text) == (form == "stamped")
+    if form == "stamped":
+        protocol = make_protocol(config, num_ranks=num_ranks, m_shard=1024, k=768, n_shard=768, num_sms=132)
+        assert outputs[2] == (stamps.shape(protocol), "i32")
+    assert ("nanosleep" in text) == (form == "delayed")
+    assert sleepers == ({mosaic_gpu_cta.LOAD_WARP, mosaic_gpu_cta.SEND_WARP} if form == "delayed" else set())
 
 
 @pytest.mark.parametrize("options", [{"max_concurrent_steps": 32}, {"tile_m": 1024, "max_concurrent_steps": 2}])
@@ -218,59 +269,14 @@ def test_what_the_kernel_pads(shape, result, scratch):
     assert outputs_of(text)[:2] == [((2, *result), "f16"), ((1, *scratch), "f16")]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("config", RINGS.values(), ids=RINGS)
-def test_the_ring_lowers_with_a_float32_result(config, num_ranks):
-    outputs = outputs_of(lowered(num_ranks=num_ranks, config=config, out_dtype=jnp.float32))
-    assert outputs[0] == ((num_ranks, 1024, 768), "f32")
-    # What travels has the operands' type.
-    assert outputs[1:2] == ([((num_ranks - 1, 1024, 768), "bf16")] if num_ranks > 1 else [])
-
-
 def test_what_the_kernel_pads_of_a_float32_result():
     text = lowered(num_ranks=2, shape=(133, 64, 160), out_dtype=jnp.float32)
     assert outputs_of(text)[:2] == [((2, 136, 192), "f32"), ((1, 136, 64), "bf16")]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("config", RINGS.values(), ids=RINGS)
-def test_a_ring_with_stamps_lowers(config, num_ranks):
-    text = lowered(
-        num_ranks=num_ranks,
-        config=config,
-        ring_function=mosaic_gpu.stamped_ring_all_gather_matmul,
-        out_specs=(P(None, "x"), P("x", None, None)),
-    )
-    assert "globaltimer_lo" in text
-    protocol = make_protocol(config, num_ranks=num_ranks, m_shard=1024, k=768, n_shard=768, num_sms=132)
-    assert outputs_of(text)[2] == (stamps.shape(protocol), "i32")
-
-
 def test_one_rank_has_no_stamps():
     with pytest.raises(ValueError, match="axis 'x' has one rank"):
         lowered(num_ranks=1, ring_function=mosaic_gpu.stamped_ring_all_gather_matmul)
-
-
-def scattered_delay(rank, cta, warp, step):
-    """Other sleeps for neighbouring ranks and CTAs, for either warp, at each step."""
-    return jax.lax.rem(rank * 79 + cta * 37 + (warp + 1) * 13 + step * 57, jnp.int32(30))
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("config", RINGS.values(), ids=RINGS)
-def test_a_ring_that_is_delayed_lowers(config, num_ranks):
-    asked = []
-
-    def delay(rank, cta, warp, step):
-        asked.append(warp)
-        return scattered_delay(rank, cta, warp, step)
-
-    assert "nanosleep" in lowered(num_ranks=num_ranks, config=config, delay=delay)
-    assert set(asked) == {mosaic_gpu_cta.LOAD_WARP, mosaic_gpu_cta.SEND_WARP}
-
-
-def test_a_ring_that_is_not_delayed_does_not_sleep():
-    assert "nanosleep" not in lowered(num_ranks=2)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.gang.cluster import connect
 from tests.integration.hosts import hosts
 from tests.integration.ray_cluster import FAKE_KEY, ray_cluster

@@ -3,10 +3,12 @@
 import pytest
 
 from jobs.config.problem import expand
-from jobs.driver.benchmark import Benchmark
+from jobs.driver.benchmark import BENCH, Benchmark
+from jobs.driver.plan import requests_of
 from jobs.gang.gang import Gang
 from jobs.results.terminal import table
 from tests.integration.bench_process import QUICK
+from tests.integration.measurements import Observed
 from tests.jobs.composed import composed
 
 pytestmark = pytest.mark.slow
@@ -25,8 +27,9 @@ def gang(local_ray):
 
 
 def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
-    messages, begun = [], []
-    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *step: begun.append(step), announce=messages.append)
+    observed = Observed(gang, SETTINGS)
+    messages, begun, requests = observed.messages, observed.begun, requests_of(SETTINGS)
+    benchmark = Benchmark(observed.measurement, requests)
     (case,) = expand(SETTINGS.problem, 2)
     (rows,) = benchmark.run(case)
     assert [(row.implementation, row.requested) for row in rows] == [
@@ -55,7 +58,7 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
     assert "# Out of bounds values : 0 OK" in footer
     # Each step is in the plan, in this order, and the fastest implementation is reported once there is one.
     run = {"auto", "xla", "local"}
-    plan = Benchmark.steps(case, SETTINGS, "cpu")
+    plan = BENCH.steps(case, requests, SETTINGS, "cpu")
     assert [step for step, _, _ in begun] == [step for step in plan if step.implementation in {None, *run}]
     assert begun[1][1] == f"{case}: ppermute: check"
     assert begun[0][2] is None
@@ -65,10 +68,10 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
 
 
 def test_a_timeline_that_cannot_be_had_costs_nothing_else(gang):
-    messages = []
-    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *_: None, announce=messages.append)
+    observed = Observed(gang, SETTINGS)
+    benchmark = Benchmark(observed.measurement, requests_of(SETTINGS))
     (case,) = expand(SETTINGS.problem, 2)
     # No kernel is open on these ranks. On GPUs, one program too many for their memory has the same effect.
-    assert benchmark._timeline(case, ["mosaic_gpu"]) == []
-    assert messages == [f"{case}: no timeline of mosaic_gpu: RuntimeError: no case is open"]
+    assert benchmark.timeline(case, ["mosaic_gpu"]) == []
+    assert observed.messages == [f"{case}: no timeline of mosaic_gpu: RuntimeError: no case is open"]
     assert gang.answers()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.driver.examination import LINKS, measure_links
 from jobs.gang.gang import Gang
 from tests.integration.bench_process import QUICK, ROOT, Finished, environment, run

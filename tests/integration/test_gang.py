@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.driver.hosts import refuse_unfit_hosts
 from jobs.errors import GangLost, InfrastructureError, JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks

@@ -19,7 +19,10 @@ from jobs.gang.capacity import default_num_ranks
 from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang
 from jobs.driver.hosts import refuse_unfit_hosts
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from tests.limits import without_waiting
 
 settings = ClusterSettings(setup_timeout_s=90)

@@ -84,7 +84,7 @@ def test_a_point_of_a_multirun_is_stopped_and_the_next_one_does_not_begin():
 
 def test_all_rows_are_counted_where_a_signal_comes_while_they_are_read(tmp_path):
     count = 20_000
-    line = json.dumps(json_safe(row({"call_us": [[[100.0]], [[101.0]]]}).to_json()), allow_nan=False) + "\n"
+    line = json.dumps(json_safe(row({"call_us": [[[100.0]], [[101.0]]]})), allow_nan=False) + "\n"
     run_dir = RunDir.create(str(tmp_path), submission_id=None)
     run_dir.write_config(composed("wandb=disabled"))
     run_dir.journal_path.write_text(line * count)
@@ -110,7 +110,8 @@ RAY = """
 import os, signal, sys, threading, time
 from jobs.errors import JobStopped
 from jobs.gang.cluster import connect
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.signals import stop_on_signals
 
 def children():

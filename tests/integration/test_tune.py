@@ -12,12 +12,16 @@ import pytest
 from cmkernel import PpermuteConfig, Table
 from jobs.config.problem import expand
 from jobs.driver import tuner
-from jobs.driver.candidate import done_with, handicap, headline_us
-from jobs.driver.tuner import Tuner
+from jobs.driver.candidate import configs_done
+from jobs.driver.plan import requests_of
+from jobs.driver.tuner import TUNE, Tuner
 from jobs.errors import GangLost
 from jobs.gang.gang import Gang
+from jobs.records.statistics import headline_us
+from jobs.results.analysis.rounds import ranking_score
 from tests.integration.bench_process import QUICK, finish, run, start
 from tests.integration.comparison import FAIL_OVER, SPREAD, compare, in_slow_checkout
+from tests.integration.measurements import Observed, with_table
 from tests.jobs.composed import composed
 
 pytestmark = pytest.mark.slow
@@ -147,16 +151,16 @@ def tune(gang, settings, tmp_path, monkeypatch, *candidates):
     monkeypatch.setattr(
         tuner, "ppermute_candidates", lambda m_shard: [PpermuteConfig(num_chunks=n) for n in candidates]
     )
-    messages, begun = [], []
-    settings = Tuner.settle(settings, tmp_path)
-    measured = Tuner(gang, settings, 1, report=lambda *step: begun.append(step), announce=messages.append)
+    settings = with_table(settings, tmp_path)
+    observed, requests = Observed(gang, settings), requests_of(settings)
+    measured = Tuner(observed.measurement, requests[0])
     (case,) = expand(settings.problem, 2)
     rows = [row for of_round in measured.run(case) for row in of_round]
     # Each step is in the plan, in this order.
-    plan = Tuner.steps(case, settings, "cpu")
-    places = [plan.index(step) for step, _, _ in begun]
+    plan = TUNE.steps(case, requests, settings, "cpu")
+    places = [plan.index(step) for step, _, _ in observed.begun]
     assert places == sorted(set(places))
-    return rows, messages
+    return rows, observed.messages
 
 
 def stays_by(samples, early_stop):
@@ -180,8 +184,8 @@ def test_hopeless_candidates_drop_out_and_the_fastest_one_is_checked_as_a_whole_
     assert had == stays_by(samples, settings.tuning.early_stop)
     for row, num_bursts in zip(rows, had, strict=True):
         assert (f"stopped after {num_bursts} of 3 bursts" in row.reason) == (num_bursts < 3)
-    handicaps = [handicap(of_row, samples[-1], min_gain=settings.tuning.min_gain) for of_row in samples]
-    winner, reference = rows[handicaps.index(min(handicaps))], rows[-1]
+    scores = [ranking_score(of_row, samples[-1], min_gain=settings.tuning.min_gain) for of_row in samples]
+    winner, reference = rows[scores.index(min(scores))], rows[-1]
     assert [row.check.calls for row in rows] == [4 if row is winner else 2 for row in rows]
     (entry,) = Table.read(tmp_path / "tuned.jsonl").entries
     assert entry.config == PpermuteConfig(**winner.config)
@@ -220,11 +224,12 @@ def test_the_candidate_that_a_gang_is_lost_with_has_a_row(gang, settings, tmp_pa
     """The module's last test, as it kills a rank of the gang."""
     monkeypatch.setattr(tuner, "ppermute_candidates", lambda m_shard: [PpermuteConfig(num_chunks=n) for n in (1, 2, 4)])
 
-    def report(step, *_):
+    def kill_one(step):
         if step.doing == "round 1: candidate 1":
             os.kill(gang.members[1].pid, signal.SIGKILL)
 
-    measured = Tuner(gang, Tuner.settle(settings, tmp_path), 1, report=report, announce=lambda text: None)
+    settings = with_table(settings, tmp_path)
+    measured = Tuner(Observed(gang, settings, kill_one).measurement, requests_of(settings)[0])
     (case,) = expand(settings.problem, 2)
     running = measured.run(case)
     (row,) = next(running)
@@ -232,4 +237,4 @@ def test_the_candidate_that_a_gang_is_lost_with_has_a_row(gang, settings, tmp_pa
         next(running)
     assert (row.config, row.check, row.requested) == ({"num_chunks": 2}, None, "tune:1/1")
     assert row.reason.startswith("the gang was lost with it: rank 1 on ")
-    assert done_with([row]) == [{"num_chunks": 2}]
+    assert configs_done([row.summary()]) == [{"num_chunks": 2}]

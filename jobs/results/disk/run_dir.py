@@ -16,15 +16,16 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from jobs.config.options import with_new_names
 from jobs.config.rules import to_settings
 from jobs.config.schema import Settings
 from jobs.errors import InfrastructureError, UsageError
+from jobs.records.environment import ENVIRONMENT_NAME, Environment
 from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME
 from jobs.results.disk.json_safe import json_safe
 
 DEFAULT_BASE = "~/cmkernel_runs"
 _CONFIG_NAME = "config.yaml"
-_ENVIRONMENT_NAME = "environment.json"
 # No fault of the option's value: another folder on the same disk would fail too.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -93,13 +94,13 @@ class RunDir:
         """
         self._write(_CONFIG_NAME, OmegaConf.to_yaml(OmegaConf.structured(settings)))
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write what the job ran on to ``environment.json``.
+    def write_environment(self, environment: Environment) -> None:
+        """Write ``environment.json``.
 
         Raises:
           InfrastructureError: the file can't be written.
         """
-        self._write(_ENVIRONMENT_NAME, json.dumps(json_safe(environment), indent=2, allow_nan=False) + "\n")
+        self._write_json(ENVIRONMENT_NAME, environment.to_json())
 
     def read_config(self) -> Settings:
         """The settings in ``config.yaml``.
@@ -109,23 +110,9 @@ class RunDir:
         """
         path = self.path / _CONFIG_NAME
         try:
-            return to_settings(cast(DictConfig, OmegaConf.create(path.read_text())))
+            return to_settings(with_new_names(cast(DictConfig, OmegaConf.create(path.read_text()))))
         except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{path}: {error}") from error
-
-    def read_environment(self) -> dict[str, Any]:
-        """What ``environment.json`` says; empty where a job ended before it was written.
-
-        Raises:
-          UsageError: it can't be read.
-        """
-        path = self.path / _ENVIRONMENT_NAME
-        if not path.exists():
-            return {}
-        try:
-            return dict(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: can't be read ({error})") from error
 
     def write_examination(self, examination: Mapping[str, Any]) -> None:
         """Write what the doctor saw and found to ``doctor.json``.
@@ -133,7 +120,10 @@ class RunDir:
         Raises:
           InfrastructureError: the file can't be written.
         """
-        self._write("doctor.json", json.dumps(json_safe(examination), indent=2, allow_nan=False) + "\n")
+        self._write_json("doctor.json", examination)
+
+    def _write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        self._write(name, json.dumps(json_safe(data), indent=2, allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jobs.config.schema import WandbMode, WandbSettings
+from jobs.config.choices import WandbMode
+from jobs.config.schema import WandbSettings
 from jobs.driver.ledger import Ledger
 from jobs.driver.outcome import Outcome
 from jobs.results.analysis.standings import standings

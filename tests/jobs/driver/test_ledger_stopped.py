@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.config.schema import WandbMode, WandbSettings
+from jobs.config.choices import WandbMode
+from jobs.config.schema import WandbSettings
 from jobs.driver.ledger import Ledger
 from jobs.driver.outcome import Outcome
 from jobs.errors import JobStopped

@@ -3,7 +3,8 @@ import socket
 
 import pytest
 
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.address import check_reachable, cluster_address
 from jobs.gang.cluster import submission_id
