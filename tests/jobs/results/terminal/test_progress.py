@@ -43,7 +43,7 @@ def test_log_gets_one_plain_line_every_few_seconds(monkeypatch):
     ]
 
 
-def test_a_long_line_of_a_log_goes_on_below():
+def test_messages_of_a_log_stay_on_one_line():
     stream = io.StringIO()
     steps = plan("inputs")
     with Progress(stream) as shown:
@@ -51,11 +51,9 @@ def test_a_long_line_of_a_log_goes_on_below():
         shown.begin(steps[0], f"{CASE}: " + "ppermute_two_level: " * 2, BEST)
         shown.note("# Restart 1 of 3: " + "rank 1 of host-7 died " * 10)
     lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 120
     assert lines[0].endswith("; about 60 s left")
     assert lines[1] == f"#   {BEST}"
-    assert lines[2].startswith("# Restart 1 of 3: rank 1 of host-7 died")
-    assert all(line.startswith("#   ") for line in lines[3:])
+    assert lines[2:] == ["# Restart 1 of 3: " + "rank 1 of host-7 died " * 10]
 
 
 def test_no_word_is_broken_on_a_terminal_of_80_columns(terminal, monkeypatch):
