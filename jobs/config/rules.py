@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import get_type_hints
+from pathlib import Path
+from typing import cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -11,7 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from cmkernel.config import CONFIG_TYPES
 from jobs.config.choices import Fault, World
 from jobs.config.implementations import IMPLEMENTATIONS
-from jobs.config.options import leaves, refuse_value, renamed_option
+from jobs.config.options import leaves, refuse_value, renamed_option, with_new_names
+from jobs.config.problem import expand, resolve_problem
 from jobs.config.schema import CheckSettings, ClusterSettings, KernelSettings, Settings, TimingSettings
 from jobs.errors import UsageError
 
@@ -30,11 +32,25 @@ def to_settings(config: DictConfig) -> Settings:
     assert isinstance(settings, Settings)
     for name, field, value in leaves(settings):
         refuse_value(name, field, value)
+    # The number of ranks may still be unknown; the sizes are not.
+    expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
     _refuse_cluster(settings.cluster)
     _refuse_fault(settings.check, settings.timing)
     _refuse_baselines(settings.timing)
     _refuse_kernel(settings.kernel)
     return settings
+
+
+def recorded_settings(path: Path) -> Settings:
+    """Settings in the ``config.yaml`` of an earlier job; renamed options have their present names.
+
+    Raises:
+      UsageError: they can't be read, or aren't those of this version's options.
+    """
+    try:
+        return to_settings(with_new_names(cast(DictConfig, OmegaConf.create(path.read_text()))))
+    except (OSError, ValueError, UsageError) as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def _refuse_unknown(config: DictConfig, schema: type, prefix: str) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from cmkernel import Table
-from jobs.config.problem import expand, resolve_problem
 from jobs.config.resume import continued
-from jobs.config.rules import to_settings
+from jobs.config.rules import recorded_settings, to_settings
 from jobs.config.schema import Settings
 from jobs.config.tuned_table import read_table
 from jobs.driver.kind import Kind
@@ -44,15 +43,13 @@ def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
       InfrastructureError: the disk is full or broken.
     """
     settings = to_settings(config)
+    kind.refuse(settings)
     if settings.resume is None:
-        # The number of ranks may still be unknown; the sizes are not.
-        expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
-        kind.refuse(settings)
         run_dir = RunDir.create(naming.below(settings.run_dir), submission_id=naming.own_run_dir)
     else:
         run_dir = RunDir.reopen(settings.resume, submission_id=naming.submission)
-        settings = continued(run_dir.read_config(), settings, naming.overrides, num_ranks=_recorded_ranks(run_dir))
-        kind.refuse(settings)
+        stored = recorded_settings(run_dir.config_path)
+        settings = continued(stored, settings, naming.overrides, num_ranks=_recorded_ranks(run_dir))
     settings = _with_absolute_paths(settings, run_dir, naming)
     return Job(settings, kind, naming, run_dir, read_table("kernel.table", settings.kernel.table))
 

@@ -57,7 +57,8 @@ def run(config: DictConfig, warm: WarmGang, outcome: Outcome, kind: Kind) -> Non
             # torch sets NCCL's options for good.
             others = (torch_fused.NAME in job.settings.timing.baselines, job.naming.env_set)
             with warm.connected(job.settings.cluster, *others, point=job.naming.point) as cluster:
-                _execute(resolve(job, cluster, outcome.rows), cluster, warm, journal, outcome)
+                plan = resolve(job, cluster, outcome.rows)
+                _execute(plan, cluster, warm, journal, outcome)
         # Here the gang is gone and its GPUs are free: W&B may take its time.
         with outcome.recording():
             conclude(job.settings, outcome)

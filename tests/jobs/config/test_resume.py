@@ -5,6 +5,7 @@ import pytest
 from jobs.config.choices import Implementation, WandbMode
 from jobs.config.options import leaves
 from jobs.config.resume import continued
+from jobs.config.rules import recorded_settings
 from jobs.config.schema import ClusterSettings, KernelSettings, ProblemSettings, Settings
 from jobs.errors import UsageError
 from jobs.records.environment import Environment
@@ -82,7 +83,7 @@ def test_the_rows_of_the_earlier_job_decide_the_number_of_ranks(stored):
 def test_config_comes_back_as_it_was(stored, tmp_path):
     run_dir = RunDir.create(str(tmp_path), submission_id=None)
     run_dir.write_config(stored)
-    assert RunDir.reopen(str(tmp_path), submission_id=None).read_config() == stored
+    assert recorded_settings(RunDir.reopen(str(tmp_path), submission_id=None).config_path) == stored
 
 
 def test_a_recorded_config_may_have_the_old_names_of_options(stored, tmp_path):
@@ -91,7 +92,7 @@ def test_a_recorded_config_may_have_the_old_names_of_options(stored, tmp_path):
     run_dir.write_config(stored)
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text().replace("link_gbytes_per_s", "link_gbps").replace("nic_gbytes_per_s", "nic_gbps"))
-    assert run_dir.read_config() == stored
+    assert recorded_settings(run_dir.config_path) == stored
 
 
 def test_unknown_option_of_another_version_is_named(stored, tmp_path):
@@ -100,7 +101,7 @@ def test_unknown_option_of_another_version_is_named(stored, tmp_path):
     with (tmp_path / "config.yaml").open("a") as file:
         file.write("\nspeed: 11\n")
     with pytest.raises(UsageError, match=r"config.yaml: speed is no option"):
-        run_dir.read_config()
+        recorded_settings(run_dir.config_path)
 
 
 def test_environment_of_a_job_that_never_began(tmp_path):
