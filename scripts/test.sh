@@ -64,6 +64,7 @@ if $all && ((${#missing[@]})); then
 fi
 
 # An empty expression selects all; a later -m among the arguments wins.
+given=$#
 if $all; then set -- -m "" "$@"; fi
 make_environment requirements.lock requirements-dev.lock
 
@@ -78,9 +79,19 @@ if ((${#failed[@]})); then
   echo "pytest not run"
   exit 1
 fi
-if (($#)); then
+if ((given)); then
   printf '== pytest %s\n' "${*@Q}"
-else
-  echo "== pytest: the fast tests that need no GPU (--all: all tests; -m gpu: those of GPUs)"
+  exec python -m pytest "$@"
 fi
-exec python -m pytest "$@"
+
+# Two pytest processes side by side: one waits for Ray most of the time, the other one computes.
+if $all; then echo "== pytest: all tests"; else echo "== pytest: the fast tests that need no GPU (--help)"; fi
+log=$(mktemp)
+python -m pytest tests/jobs tests/integration "$@" >"$log" 2>&1 &
+jobs_pid=$! code=0
+trap 'kill "$jobs_pid" 2>/dev/null || true; rm -f "$log"' EXIT
+python -m pytest --ignore tests/jobs --ignore tests/integration "$@" || code=$?
+wait "$jobs_pid" || code=$?
+echo "== pytest: tests/jobs and tests/integration"
+cat "$log"
+exit "$code"
