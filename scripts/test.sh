@@ -84,14 +84,18 @@ if ((given)); then
   exec python -m pytest "$@"
 fi
 
-# Two pytest processes side by side: one waits for Ray most of the time, the other one computes.
+# Three pytest processes side by side: two that compute, and one that waits for Ray most of the time.
 if $all; then echo "== pytest: all tests"; else echo "== pytest: the fast tests that need no GPU (--help)"; fi
-log=$(mktemp)
-python -m pytest tests/jobs tests/integration "$@" >"$log" 2>&1 &
-jobs_pid=$! code=0
-trap 'kill "$jobs_pid" 2>/dev/null || true; rm -f "$log"' EXIT
+logs=$(mktemp -d)
+code=0
+declare -A pids
+python -m pytest tests/integration "$@" &>"$logs/integration" & pids[integration]=$!
+python -m pytest tests/jobs "$@" &>"$logs/jobs" & pids[jobs]=$!
+trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
 python -m pytest --ignore tests/jobs --ignore tests/integration "$@" || code=$?
-wait "$jobs_pid" || code=$?
-echo "== pytest: tests/jobs and tests/integration"
-cat "$log"
+for name in jobs integration; do
+  wait "${pids[$name]}" || code=$?
+  echo "== pytest tests/$name"
+  cat "$logs/$name"
+done
 exit "$code"
