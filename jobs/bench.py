@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 def bench(warm: WarmGang, config: DictConfig, outcome: Outcome) -> None:
-    """One job of this kind, on the gang that is kept for it, where there is one."""
+    """Run one benchmark, on the gang that ``warm`` keeps for it, if any."""
+    from jobs.driver.benchmark import BENCH
     from jobs.driver.run import run
 
-    run(config, warm, outcome)
+    run(config, warm, outcome, BENCH)
 
 
 if __name__ == "__main__":

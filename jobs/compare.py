@@ -1,4 +1,4 @@
-"""``python -m jobs.compare BASE NEW``: whether runs of ``jobs.bench`` differ by more than their noise."""
+"""``python -m jobs.compare BASE NEW``: compare runs of ``jobs.bench``, noise taken into account."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from jobs.records.row import HEADLINE, TIMES
 
 _DESCRIPTION = """
 Compares runs of jobs.bench, case by case, on their raw samples. A run is a run directory or a results.jsonl; a folder
-of run directories stands for all of them. The more runs a side has, the smaller the differences that show. Exit code 0;
-1 with --fail-over where there is a regression; 2 where a file can't be read or the sides have no case in common.
+of run directories stands for all of them. More runs a side show smaller differences. Exit code 0: compared; 1: a
+regression, with --fail-over; 2: a file can't be read, or the sides have no case in common; 3: an unforeseen error.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare what the command line names, print the result; the exit code."""
+    """Compare the runs that the command line names, print the result and return the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except Exception:
-        # Or Python exits with 1, which means a regression here.
+        # Python would exit with 1, which means a regression here.
         traceback.print_exc()
         return EXIT_INFRASTRUCTURE
 
@@ -43,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(base_paths: Sequence[str], new_paths: Sequence[str], options: argparse.Namespace) -> int:
     base, new = load_side("BASE", base_paths), load_side("NEW", new_paths)
     refuse_repeated(base, new)
-    found = compare(base, new, metric=options.metric, fail_over=options.fail_over, spread=options.spread)
-    _print(markdown(found) if options.markdown else text(found, colour=_has_colour()))
-    if not found.rows and not found.regressions:
+    comparison = compare(base, new, metric=options.metric, fail_over=options.fail_over, spread=options.spread)
+    _print(markdown(comparison) if options.markdown else text(comparison, colour=_has_colour()))
+    if not comparison.rows and not comparison.regressions:
         raise UsageError(f"no case has a valid {options.metric} on both sides, so nothing can be compared")
-    return EXIT_CHECK_FAILED if found.regressions else EXIT_OK
+    return EXIT_CHECK_FAILED if comparison.regressions else EXIT_OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,21 +59,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("runs", nargs="*", metavar="BASE NEW", help="a run each, or a folder of runs")
     parser.add_argument("--base", nargs="+", default=[], metavar="RUN", help="the runs to compare with")
-    parser.add_argument("--new", nargs="+", default=[], metavar="RUN", help="the runs in question")
+    parser.add_argument("--new", nargs="+", default=[], metavar="RUN", help="the runs to judge")
     parser.add_argument("--metric", choices=TIMES, default=HEADLINE, help="which time (default: %(default)s)")
     parser.add_argument(
         "--fail-over",
         type=_share,
         metavar="3%",
-        help="exit with 1 where a case is slower by more than this and the difference is outside the noise, or where "
-        "its check fails in NEW alone",
+        help="exit with 1 where a case is slower by more than this and by more than the noise, or where its check "
+        "fails in NEW alone",
     )
     parser.add_argument(
         "--spread",
         type=_share,
         metavar="3%",
-        help="standard deviation between runs to assume where a side has fewer than 3 of them (default: 3%% on GPUs; "
-        "on CPUs nothing is assumed)",
+        help="standard deviation between runs to assume where a side has fewer than 3 runs (default: 3%% on GPUs, none "
+        "on CPUs)",
     )
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request")
     return parser
@@ -88,7 +88,7 @@ def _sides(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tupl
 
 
 def _share(value: str) -> float:
-    """``3%`` as 0.03."""
+    """Parse a percentage: ``3%`` is 0.03."""
     try:
         percent = float(value.removesuffix("%")) if value.endswith("%") else -1.0
     except ValueError:
@@ -106,7 +106,7 @@ def _print(output: str) -> None:
     try:
         print(output, end="", flush=True)
     except BrokenPipeError:
-        # Nobody reads any more (`| head`): the exit code still tells.
+        # The reader has left (`| head`); the exit code still counts.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 

@@ -1,4 +1,4 @@
-"""How a job ends badly: each class of error has its exit code and its word for the RESULT line."""
+"""Errors that end a job: each class has an exit code and a word for the RESULT line."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class UsageError(JobError):
 
 
 class InfrastructureError(JobError):
-    """No capacity, no connection, a rank that died or hangs, a disk that is full: nothing that the config can mend."""
+    """A failure that no option fixes: no capacity or connection, a rank that died or hangs, a full disk."""
 
     exit_code = EXIT_INFRASTRUCTURE
     status = "infrastructure_error"
 
 
 class NoCapacity(InfrastructureError):
-    """The cluster doesn't have what the job needs; nodes that join may bring it."""
+    """The cluster lacks what the job needs; nodes that join later may bring it."""
 
 
 class GangLost(InfrastructureError):
@@ -43,16 +43,21 @@ class GangLost(InfrastructureError):
     def __init__(self, message: str, places: Sequence[Any]) -> None:
         super().__init__(message)
         self.places = places
-        """Where its ranks ran (``jobs.gang.messages.Place``)."""
+        """Places of the ranks (``jobs.gang.messages.Place``)."""
         self.seen_s = time.monotonic()
-        """When it was found out."""
+        """Time of the discovery (``time.monotonic()``)."""
 
 
 class JobStopped(BaseException):
-    """The job was told to stop by a signal; ``exit_code`` is 128 plus its number, as shells report it."""
+    """A signal told the job to stop; ``exit_code`` is 128 plus the signal's number, as in shells."""
 
     status = "stopped"
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by signal {signal_number}")
         self.exit_code = 128 + signal_number
+
+
+def one_line(error: BaseException | str | None) -> str:
+    """Text of an error with all whitespace as single spaces."""
+    return " ".join(str(error).split())

@@ -31,19 +31,19 @@ _state = _State()
 
 
 def take_signals() -> None:
-    """Have signals noted until the process ends; one that comes outside ``stop_on_signals`` raises nothing."""
+    """Record signals until the process ends; outside ``stop_on_signals`` they raise nothing."""
     _install()
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Let the first SIGTERM or SIGINT raise ``JobStopped`` in the main thread; later ones don't disturb the cleanup.
+    """Raise ``JobStopped`` in the main thread at the first SIGTERM or SIGINT; later ones don't disturb the cleanup.
 
-    Nested contexts count as one; the outermost restores the handlers that it found.
+    Nested contexts count as one; the outermost restores the previous handlers.
 
     Raises:
-      JobStopped: also where the signal arrived inside a call that made another exception of it: Ray's C++ code turns
-        whatever a handler raises there into a SystemError.
+      JobStopped: a signal arrived, even if a call turned its exception into another: Ray's C++ code turns any exception
+        of a handler into a SystemError.
     """
     if _state.depth == 0:
         _state.previous = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -68,27 +68,27 @@ def stop_on_signals() -> Iterator[None]:
 
 
 def keep_signals() -> None:
-    """Put the handlers back in their place, where a library has taken it; nothing outside ``stop_on_signals``."""
+    """Reinstall the handlers after a library replaced them; outside ``stop_on_signals``, do nothing."""
     if _state.depth and threading.current_thread() is threading.main_thread():
         _install()
 
 
 def settle_signals() -> None:
-    """The job has told how it ends: a signal from here on is too late for it, but not for the next one."""
+    """Ignore signals for this job from now on, as its result is out; a later one still stops the next job."""
     _state.settled = True
 
 
 def stopped_by(number: int) -> JobStopped:
-    """The exception for a signal that a library's handler got; later ones don't disturb the cleanup."""
+    """Record a signal that a library's handler received and return its exception; later ones raise nothing."""
     if _state.signal_number is None:
         _state.signal_number = number
     return JobStopped(number)
 
 
 def raise_if_stopped() -> None:
-    """Raise ``JobStopped`` where a signal has arrived, should its exception have been lost.
+    """Raise ``JobStopped`` if a signal arrived and its exception was lost.
 
-    An exception that a handler raises while the main thread runs a callback or a finalizer is printed and dropped.
+    Python prints and drops an exception that a handler raises inside a callback or a finalizer.
     """
     if _state.depth and _state.signal_number is not None:
         raise JobStopped(_state.signal_number)
@@ -96,11 +96,10 @@ def raise_if_stopped() -> None:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Let the body come to its end first: a signal that arrives in it raises ``JobStopped`` where the block ends.
+    """Hold signals back during the block, which must run as a whole; ``JobStopped`` is raised at its end.
 
-    In the cleanup after a signal it raises nothing.
-
-    For what must be done as a whole or not at all. Other threads than the main one are never interrupted anyway.
+    In the cleanup after a signal it raises nothing. In other threads than the main one it has no effect, as signals
+    never interrupt them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

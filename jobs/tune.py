@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def tune(warm: WarmGang, config: DictConfig, outcome: Outcome) -> None:
-    """One job of this kind, on the gang that is kept for it, where there is one."""
+    """Tune once, on the gang that ``warm`` keeps for it, if any."""
     from jobs.driver.run import run
-    from jobs.driver.tuner import Tuner
+    from jobs.driver.tuner import TUNE
 
-    run(config, warm, outcome, Tuner)
+    run(config, warm, outcome, TUNE)
 
 
 if __name__ == "__main__":

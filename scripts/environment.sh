@@ -2,11 +2,11 @@
 # Sourced by the scripts that run Python: make_environment LOCK... makes .venv from hashed locks, or completes it.
 #
 # .venv holds, beside what Python puts there:
-#   requirements*.lock   copies of the locks as they were installed: another text in the checkout means work to do
-#   installing/          the copies while they are being installed; left behind, .venv can't be trusted and is remade
-#   lock                 held by the process that changes .venv
-# The checkout itself is on the path through a .pth file, as an editable install would do it, but without a build
-# backend, so nothing is fetched beyond the locks. Everything goes to standard error: standard output is the job's.
+#   requirements*.lock   copies of the installed locks: where the checkout's differ, .venv is out of date
+#   installing/          those copies during an installation; if it is left behind, .venv is broken and made anew
+#   lock                 held by the process that is changing .venv
+# A .pth file puts the checkout on the path, as an editable install would. It needs no build backend, so nothing beyond
+# the locks is fetched. Messages go to standard error: standard output belongs to the job.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -28,7 +28,7 @@ make_environment() {
       say "Waiting for another process that installs into $venv ..."
       flock 9
     fi
-    # The other process may have done it all.
+    # The other process may have done all of it.
     if ! is_ready "${locks[@]}"; then install_locks "${locks[@]}"; fi
   ) 9>>"$venv/lock"
 }
@@ -59,7 +59,7 @@ install_locks() {
     cp "$root/$lock" "$venv/installing/"
     arguments+=(-r "$venv/installing/$lock")
   done
-  # The locks name every package, so nothing is left to resolve.
+  # --no-deps: the locks name every package.
   if command -v uv >/dev/null; then
     uv pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes "${arguments[@]}" >&2
   else
@@ -73,7 +73,7 @@ install_locks() {
 }
 
 clear_environment() {
-  # All but the file that this process holds locked.
+  # Keep the lock file: this process holds it.
   find "$venv" -mindepth 1 -maxdepth 1 ! -name lock -exec rm -rf {} +
 }
 

@@ -2,18 +2,18 @@
 # Writes the locks from pyproject.toml: scripts/lock.sh [--upgrade]. Needs uv. Pins stay unless pyproject.toml moves them
 # or --upgrade is given. jax and NCCL stay at what [tool.uv] in pyproject.toml names.
 #
-#   requirements.lock          the jobs: what bench.sh installs, what a cluster's nodes need
-#   requirements-dev.lock      what test.sh needs besides
-#   requirements-cuda13.lock   what a machine with GPUs needs besides
+#   requirements.lock          for the jobs: bench.sh installs it, a cluster's nodes need it
+#   requirements-dev.lock      added by test.sh
+#   requirements-cuda13.lock   added on machines with GPUs
 #
-# Hashes of all of a version's files are in, so the locks serve x86_64 and aarch64; there is no URL in them.
+# The locks hold the hashes of every file of a version, so they serve x86_64 and aarch64. They hold no URLs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# write_lock FILE ARGUMENTS: FILE's old pins are kept where they fit.
+# write_lock FILE ARGUMENTS: write FILE, keeping its old pins where they still fit.
 write_lock() {
   local file=$1
   shift
@@ -22,7 +22,7 @@ write_lock() {
     --python-version 3.12 --python-platform x86_64-manylinux_2_28 --output-file "$work/$file" "$@"
   {
     echo "# Made by scripts/lock.sh from pyproject.toml: don't edit."
-    # uv ends with a list of what it left out.
+    # Drop uv's closing list of excluded packages.
     sed '/^# The following packages were excluded/,$d' "$work/$file" | sed '${/^$/d}'
   } >"$file"
 }

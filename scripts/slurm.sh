@@ -9,8 +9,8 @@
 # A job on a Slurm cluster: sbatch [--nodes=N] scripts/slurm.sh [options of submit.sh] -- problem=llama3
 #
 # Starts one Ray node on each node of the allocation, then calls scripts/submit.sh with the arguments; its exit code is
-# the job's. To be called from the checkout, on a file system that all nodes share; docs/clusters.md says more.
-#   RAY_HEAD_IP   address of the first node that the others reach (default: that of the route to the outside)
+# the job's. Call it from the checkout, on a file system that all nodes share. More in docs/clusters.md.
+#   RAY_HEAD_IP   address at which the other nodes reach the first one (default: the one of its outward route)
 set -euo pipefail
 
 fail() {
@@ -24,14 +24,14 @@ cd "${SLURM_SUBMIT_DIR:?is set by Slurm: call this file through sbatch}"
 if [[ -x .venv/bin/ray ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 command -v ray >/dev/null || fail "no ray in $PWD/.venv/bin or on the PATH: run scripts/bench.sh there once"
 
-# Several jobs may share a node. Below the ports that the kernel hands out.
+# Ports by job, as several jobs may share a node; all below the range that the kernel hands out.
 base=$((20000 + SLURM_JOB_ID % 1000 * 10))
 gcs=$base dashboard=$((base + 1)) client=$((base + 2))
 ip=${RAY_HEAD_IP:-$(python3 -c 'import ray; print(ray.util.get_node_ip_address())')}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${hosts%%$'\n'*}
 
-# A token for this cluster alone, where the other nodes can read it and other users can't.
+# A token for this cluster alone. The other nodes can read it, other users can't.
 secrets=$(mktemp -d "$HOME/.cmkernel-slurm-$SLURM_JOB_ID-XXXXXX")
 python3 -c 'import secrets; print(secrets.token_hex(32), end="")' >"$secrets/token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$secrets/token
@@ -47,7 +47,7 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# start_ray OPTIONS-OF-SRUN -- OPTIONS-OF-RAY: in the background, as a step of its own with all that the nodes have.
+# start_ray SRUN-OPTIONS -- RAY-OPTIONS: start Ray in the background, in a step that has all of the nodes' resources.
 start_ray() {
   local placed=()
   while [[ $1 != -- ]]; do placed+=("$1") && shift; done
@@ -60,7 +60,7 @@ start_ray() {
 start_ray --nodes=1 --ntasks=1 --nodelist="$head" -- --head --node-ip-address="$ip" --port="$gcs" \
   --dashboard-host="$ip" --dashboard-port="$dashboard" --ray-client-server-port="$client"
 
-# await_nodes COUNT: until that many have joined.
+# await_nodes COUNT: wait until that many nodes have joined.
 await_nodes() {
   timeout 180 python3 - "$ip" "$gcs" "$dashboard" "$1" <<'PYTHON'
 import socket
@@ -93,10 +93,10 @@ fi
 id=slurm-$SLURM_JOB_ID url=http://$ip:$dashboard
 scripts/submit.sh --address "$url" --submission-id "$id" "$@" &
 job=$!
-# Slurm's time limit or scancel: let the job keep its rows. A trap runs when `wait` returns, not before.
+# On Slurm's time limit or scancel, stop the job so that it keeps its rows. A trap runs only when `wait` returns.
 trap 'ray job stop --address "$url" "$id" >&2 || true' TERM INT
 code=0
 wait "$job" || code=$?
-# A trap cut the first wait short.
+# The job still runs: a trap cut the first wait short.
 if kill -0 "$job" 2>/dev/null; then code=0 && { wait "$job" || code=$?; }; fi
 exit "$code"

@@ -23,7 +23,7 @@ Uploads this checkout to a Ray cluster, runs `python -m jobs.bench` on its head 
 Exit code: the job's (0 ok, 1 a check failed, 2 usage, 3 infrastructure); 143 where it was stopped by `ray job stop`.
 A cluster with token authentication needs RAY_AUTH_MODE=token, and the token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or
 ~/.ray/auth_token. W&B's key must be on the head node, in ~/.netrc or in the file that wandb.api_key_file names: whatever
-is sent along with a job can be read by everyone who can list the cluster's jobs.
+is sent along with a job is readable by everyone who can list the cluster's jobs.
 TEXT
 }
 
@@ -58,31 +58,31 @@ ray=ray python=python3
 if [[ -x $root/.venv/bin/ray ]]; then ray=$root/.venv/bin/ray python=$root/.venv/bin/python; fi
 command -v "$ray" >/dev/null || fail "no ray in $root/.venv/bin or on the PATH: scripts/bench.sh makes .venv on first use"
 
-# Anchored with a slash: a pattern without one matches at any depth, conf/wandb too. The hidden names need a letter: to
-# Ray the upload itself is ".". Ray also honours .gitignore.
+# The leading slash anchors a pattern; without it, wandb would match conf/wandb too. Hidden names need a letter after the
+# dot, as Ray calls the upload itself ".". Ray also honours .gitignore.
 excludes='"/.[a-z]*", "/benchmarks", "/build", "/dist", "/multirun", "/outputs", "/runs",
   "/tests", "/wandb", "/*.egg-info", "__pycache__"'
 pip=''
 if ((${#locks[@]})); then
-  # By reference: with its hashes a lock is longer than an environment variable, in which Ray passes this on, may be.
-  # The locks' own hash makes other locks another environment; pip takes that line for a comment.
+  # By reference: Ray passes this on in an environment variable, and a lock with its hashes is too long for one.
+  # The hash of the locks is a comment to pip. It makes Ray build a new environment when the locks change.
   pip="\"# $(cd "$root" && cat "${locks[@]}" | sha256sum | cut -d' ' -f1)\""
   for lock in "${locks[@]}"; do pip+=", \"-r \${RAY_RUNTIME_ENV_CREATE_WORKING_DIR}/$lock\""; done
 fi
-# Ray kills a stopped job after 3 s unless told otherwise: too short to end the gang and W&B.
+# By default Ray kills a stopped job after 3 s, which is too short to end the gang and W&B.
 runtime_env="{\"excludes\": [$excludes], \"env_vars\": {\"RAY_JOB_STOP_WAIT_TIME_S\": \"60\"}${pip:+, \"pip\": [$pip]}}"
-# A job of the same name may be there already; this tells ours from that.
+# Tells this job from one of the same name that may already exist.
 nonce=$RANDOM-$RANDOM-$RANDOM
-# The upload has no .git: environment.json gets the commit from here.
+# The upload has no .git, so environment.json takes the commit from here.
 commit=$(git -C "$root" describe --always --dirty --abbrev=40 --match= 2>/dev/null) || commit=''
 
-trap 'printf "submit.sh: %s goes on; ray job stop %s ends it\n" "$id" "$id" >&2; exit 130' INT
+trap 'printf "submit.sh: %s keeps running; ray job stop %s ends it\n" "$id" "$id" >&2; exit 130' INT
 submitted=0
 "$ray" job submit "${address[@]}" "${no_wait[@]}" --submission-id "$id" --working-dir "$root" \
   --metadata-json "{\"submit\": \"$nonce\", \"git_sha\": \"$commit\"}" --runtime-env-json "$runtime_env" -- python -m "$job" "$@" || submitted=$?
 if ((${#no_wait[@]})); then exit "$submitted"; fi
 
-# The command above ends with 0 or 1, whatever the job's exit code.
+# `ray job submit` exits with 0 or 1, whatever the job's exit code.
 "$python" - "$id" "$nonce" "${address[1]:-}" <<'PYTHON'
 import sys
 import time
@@ -93,13 +93,13 @@ INFRASTRUCTURE, STOPPED = 3, 143
 submission_id, nonce, address = sys.argv[1], sys.argv[2], sys.argv[3] or None
 try:
     client = JobSubmissionClient(address)
-    # The output can end before the job does: a proxy cut the stream, or the status comes a moment later.
+    # The output can end before the job does: a proxy may cut the stream, or the status may lag behind.
     deadline = time.monotonic() + 10
     while not (info := client.get_job_info(submission_id)).status.is_terminal() and time.monotonic() < deadline:
         time.sleep(0.2)
 except Exception as error:
     sys.exit(print(f"submit.sh: {submission_id}: {error}", file=sys.stderr) or INFRASTRUCTURE)
-if (info.metadata or {}).get("submit") != nonce:  # the command above has said why
+if (info.metadata or {}).get("submit") != nonce:  # another job's: `ray job submit` has printed why
     sys.exit(INFRASTRUCTURE)
 if not info.status.is_terminal():
     print(f"submit.sh: {submission_id} still runs: ray job logs --follow {submission_id}", file=sys.stderr)
@@ -108,7 +108,7 @@ if info.status is JobStatus.STOPPED:
     sys.exit(STOPPED)
 code = info.driver_exit_code
 if code == 1 and "RESULT {" not in client.get_job_logs(submission_id):
-    # Python's own exit code for an error on the way to the job; the job's 1 means a failed check.
+    # Python exits with 1 too when it can't start the job; the job's own 1 means a failed check.
     print(
         "submit.sh: the job didn't start, see above. It runs the `python` that is first on the PATH of the shell that "
         "started Ray: start Ray with the locked environment activated, or submit with --install",

@@ -1,29 +1,40 @@
 #!/usr/bin/env bash
-# Linters, type checker, import rules and tests: scripts/test.sh [--all] [arguments of pytest]
-# Makes .venv on first use. --all adds the tests marked slow, and installs the system packages that they need.
+# Linters, type checker, import rules, then tests (--help lists the options). Makes .venv on first use.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/environment.sh
 source scripts/environment.sh
 
-# `ip` makes the network namespaces that stand for hosts, `chromium` opens the report.
+usage() {
+  cat <<'TEXT'
+Usage: scripts/test.sh [--all] [--install-system-packages] [arguments of pytest]
+
+Runs ruff, mypy, lint-imports and shellcheck, then pytest: without arguments the fast tests that need no GPU.
+
+  scripts/test.sh --all           all tests, the slow ones too; those of GPUs are skipped where there are none
+  scripts/test.sh -m gpu          the tests that need NVIDIA GPUs; GPU_CALLS=10000 makes them long (default 100 calls)
+  scripts/test.sh -k ring         any arguments of pytest; -m replaces the default selection
+
+  --install-system-packages       install iproute2 and chromium by apt-get, as root, where they are missing: some slow
+                                  tests need them, and are skipped without. CI does so (.ci/run)
+TEXT
+}
+
+# missing_packages: `ip` makes the network namespaces that stand for hosts, `chromium` opens the report.
+missing_packages() {
+  command -v ip >/dev/null || echo iproute2
+  command -v chromium >/dev/null || echo chromium
+}
+
 install_system_packages() {
-  local missing=()
-  command -v ip >/dev/null || missing+=(iproute2)
-  command -v chromium >/dev/null || missing+=(chromium)
-  if ((${#missing[@]} == 0)); then return; fi
-  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-    say "Installing ${missing[*]} ..."
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get -qq update || true
-    # One by one: where one can't be had, the tests that need another one still run.
-    local package
-    for package in "${missing[@]}"; do apt-get -qq install --yes --no-install-recommends "$package" >/dev/null || true; done
-  fi
-  command -v ip >/dev/null ||
-    say "WARNING: no ip command, and it can't be installed here (apt-get install iproute2): tests of several hosts can't run"
-  command -v chromium >/dev/null ||
-    say "WARNING: no chromium, and it can't be installed here (apt-get install chromium): the report isn't opened"
+  local package apt_get=(env DEBIAN_FRONTEND=noninteractive apt-get -qq)
+  if [[ $(id -u) != 0 ]]; then apt_get=(sudo -n "${apt_get[@]}"); fi
+  say "Installing system packages: $*"
+  "${apt_get[@]}" update || true
+  # One by one: where one can't be had, the tests that need another one still run.
+  for package in "$@"; do
+    "${apt_get[@]}" install --yes --no-install-recommends "$package" >/dev/null || true
+  done
 }
 
 failed=()
@@ -32,12 +43,29 @@ check() {
   "$@" || failed+=("$*")
 }
 
-selection=()
-if [[ ${1:-} == --all ]]; then
-  shift
-  selection=(-m "")
-  install_system_packages
+all=false install=false
+while (($#)); do
+  case $1 in
+    --all) all=true && shift ;;
+    --install-system-packages) install=true && shift ;;
+    -h | --help) usage && exit 0 ;;
+    *) break ;;
+  esac
+done
+
+mapfile -t missing < <(missing_packages)
+if $install && ((${#missing[@]})); then
+  install_system_packages "${missing[@]}"
+  mapfile -t missing < <(missing_packages)
 fi
+if $all && ((${#missing[@]})); then
+  say "WARNING: missing system packages: ${missing[*]}. Tests that need them are skipped;" \
+    "apt-get install them, or let --install-system-packages do it"
+fi
+
+# An empty expression selects all; a later -m among the arguments wins.
+given=$#
+if $all; then set -- -m "" "$@"; fi
 make_environment requirements.lock requirements-dev.lock
 
 export PATH=$PWD/.venv/bin:$PATH
@@ -51,5 +79,23 @@ if ((${#failed[@]})); then
   echo "pytest not run"
   exit 1
 fi
-printf '== pytest %s\n' "${selection[*]@Q} $*"
-exec python -m pytest "${selection[@]}" "$@"
+if ((given)); then
+  printf '== pytest %s\n' "${*@Q}"
+  exec python -m pytest "$@"
+fi
+
+# Three pytest processes side by side: two that compute, and one that waits for Ray most of the time.
+if $all; then echo "== pytest: all tests"; else echo "== pytest: the fast tests that need no GPU (--help)"; fi
+logs=$(mktemp -d)
+code=0
+declare -A pids
+python -m pytest tests/integration "$@" &>"$logs/integration" & pids[integration]=$!
+python -m pytest tests/jobs "$@" &>"$logs/jobs" & pids[jobs]=$!
+trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
+python -m pytest --ignore tests/jobs --ignore tests/integration "$@" || code=$?
+for name in jobs integration; do
+  wait "${pids[$name]}" || code=$?
+  echo "== pytest tests/$name"
+  cat "$logs/$name"
+done
+exit "$code"

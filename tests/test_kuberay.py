@@ -1,4 +1,8 @@
-"""The KubeRay manifest: its fields exist and have their types, and what depends on each other agrees."""
+"""The KubeRay manifest: its fields exist with their types, and fields that depend on each other agree.
+
+The schema below is written by hand, for the levels that the manifest uses. KubeRay publishes its custom resource
+definitions in its repository and Helm chart only: no package on PyPI has them, and tests fetch nothing.
+"""
 
 import re
 
@@ -21,7 +25,7 @@ PODS = [CLUSTER["headGroupSpec"]["template"], *(group["template"] for group in C
 
 
 def closed(required=(), **properties):
-    """An object with these fields and no others: Kubernetes drops a misspelt one without a word."""
+    """Schema of an object with these fields and no others: Kubernetes silently drops a misspelt one."""
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
@@ -33,7 +37,7 @@ def array(items):
     return {"type": "array", "items": items, "minItems": 1}
 
 
-# Of Kubernetes' core/v1, what a manifest of this kind may use.
+# The fields of Kubernetes' core/v1 that this manifest may use.
 CONTAINER = closed(
     ["name", "image"],
     name=TEXT,
@@ -63,7 +67,7 @@ POD = closed(
         securityContext=closed(fsGroup=NUMBER),
     ),
 )
-# Of KubeRay's ray.io/v1 at 1.5.1, by its API reference: all fields of the levels that are used here.
+# KubeRay's ray.io/v1 at 1.5.1, from its API reference: every field of the levels used here.
 RAY_CLUSTER = closed(
     ["headGroupSpec"],
     rayVersion=TEXT,
@@ -161,7 +165,7 @@ def test_ray_is_the_locked_one():
     assert CLUSTER["rayVersion"] == locked
 
 
-def test_every_volume_that_is_mounted_is_there():
+def test_every_mounted_volume_exists():
     for pod in PODS:
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         (container,) = pod["spec"]["containers"]
@@ -183,7 +187,7 @@ def test_no_secret_is_where_others_can_read_it():
     assert workers == [], "the W&B key is the driver's alone"
 
 
-def test_the_fence_is_around_all_pods():
+def test_the_network_policy_covers_all_pods():
     policy = DOCUMENTS["NetworkPolicy"]["spec"]
     label = policy["podSelector"]["matchLabels"].items()
     assert all(label <= pod["metadata"]["labels"].items() for pod in PODS)

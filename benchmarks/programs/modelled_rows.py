@@ -27,14 +27,14 @@ DEVICE_KIND, DTYPE = "NVIDIA H200", "float16"
 
 HEADINGS = (
     "D",
-    "article's kernel, measured on H100",
+    "tutorial's kernel, measured on H100",
     "its bound, from a measured multiply",
     "its all-gather then dot, measured",
     "`mosaic_gpu`, measured on H200",
     "`mosaic_gpu`, MODELLED for H200",
     "roofline of the ring, MODELLED",
     "roofline of all-gather then dot, MODELLED",
-    "bound by the article's formula at peak, MODELLED",
+    "bound by the tutorial's formula at peak, MODELLED",
 )
 
 

@@ -30,11 +30,10 @@ def main():
 
 def strip(run, folder):
     folder.mkdir(parents=True)
-    lines = [json.dumps(json_safe(stripped(row).to_json()), separators=(",", ":")) + "\n" for row in run.rows]
+    lines = [json.dumps(json_safe(stripped(row)), separators=(",", ":")) + "\n" for row in run.rows]
     (folder / "results.jsonl").write_text("".join(lines))
-    about = run.environment
-    kept = {"git_sha": about["git_sha"], "versions": about["versions"]}
-    kept["members"] = [{name: member[name] for name in MEMBER} for member in run.members]
+    kept = {"git_sha": run.environment.git_sha, "versions": run.environment.versions}
+    kept["members"] = [{name: getattr(member, name) for name in MEMBER} for member in run.members]
     (folder / "environment.json").write_text(json.dumps(kept, indent=1) + "\n")
     (folder / "config.yaml").write_text(OmegaConf.to_yaml({"timing": OmegaConf.create(run.config).timing}))
 

@@ -1,1 +1,1 @@
-"""Two sets of runs side by side: what differs, by how much, and whether the runs' own noise explains it."""
+"""Two sets of runs side by side: the differences, their size, and whether noise explains them."""

@@ -1,4 +1,4 @@
-"""The columns that the table and the Markdown have in common."""
+"""Columns shared by the terminal table and the Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEFT_ALIGNED = ("case", "type", "implementation", "verdict")
 
 
 def cells(row: ComparedRow) -> list[str]:
-    """One for each of ``TITLES``."""
+    """One cell for each of ``TITLES``."""
     key, change = row.key, row.change
     return [
         row.case_name,

@@ -1,4 +1,4 @@
-"""Two sides compared: a row for each case that both measured, and everything that must be said beside them."""
+"""A comparison of two sides: a row for each case that both measured, and the warnings that go with it."""
 
 from __future__ import annotations
 
@@ -11,57 +11,61 @@ from jobs.comparison.loading import Run
 from jobs.comparison.matching import Key, match
 from jobs.comparison.statistics import CONFIDENCE, MIN_RUNS, Change, Verdict, change
 
-# Relative standard deviation between runs of one config on one kind of GPU: from the few that were measured on several
-# days so far, 1 to 2 % of kernel_us and up to 3 % of in_graph_us. tests/jobs/comparison/test_pairs.py holds it against
-# recorded pairs. CPU ranks share their cores with whatever else runs there, so nothing can be assumed of them.
+# Relative standard deviation between runs of one config on one kind of GPU. Runs on several days showed 1 to 2 % for
+# kernel_us and up to 3 % for in_graph_us; tests/jobs/comparison/test_pairs.py checks it against recorded pairs. CPU
+# ranks share their cores with other programs, so nothing is assumed for them.
 GPU_SPREAD = 0.03
-# A change that is shown to be within this is called none.
+# Largest relative change that is called ``same``.
 MARGIN = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparedRow:
-    """One line of the table."""
+    """A line of the table."""
 
     key: Key
     case_name: str
     num_base: int
-    """Runs of that side that measured it."""
+    """Runs of BASE that measured the case."""
     num_new: int
+    """Runs of NEW that measured the case."""
     change: Change
     verdict: Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What ``jobs.compare`` found."""
+    """The result of ``jobs.compare``."""
 
     metric: str
     sides: list[str]
-    """A line for BASE and one for NEW: how many runs, and of which commit."""
+    """A line for BASE and one for NEW: the number of runs and their commits."""
     rows: list[ComparedRow]
     warnings: list[str]
-    """What differs beside the times."""
+    """Differences other than the times."""
     left_out: list[str]
+    """Measurements that aren't compared, each with the reason."""
     margin: float
+    """Relative change up to which a row is ``same``."""
     regressions: list[str]
-    """What ``fail_over`` refuses, each in words; empty without one."""
+    """Regressions by ``fail_over``, each in words; empty where it isn't set."""
     assumed_spread: float | None
+    """Relative standard deviation between runs where too few show it; ``None``: unknown."""
 
     @property
     def title(self) -> str:
-        """The counts, such as ``4 compared: 1 slower, 3 same``."""
+        """Counts by verdict, such as ``4 compared: 1 slower, 3 same``."""
         counts = Counter(row.verdict for row in self.rows)
-        told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
-        return f"{len(self.rows)} compared" + (f": {told}" if told else "")
+        listed = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+        return f"{len(self.rows)} compared" + (f": {listed}" if listed else "")
 
     @property
     def explanation(self) -> list[str]:
-        """What the numbers and words of the table mean."""
+        """Meaning of the table's numbers and words."""
         lines = [
-            f"{self.metric}: maximum over ranks of each rank's median, geometric mean over runs. interval: of the "
-            f"change; holds for all rows at once with {_percent(CONFIDENCE)}.",
-            f"slower, faster: the interval is on one side of 0. same: it lies within {_percent(self.margin)} around 0. "
+            f"{self.metric}: each run's slowest rank's median, geometric mean over runs. interval: of the change; all "
+            f"intervals hold at once with {_percent(CONFIDENCE)} confidence.",
+            f"slower, faster: the interval excludes 0. same: it lies within {_percent(self.margin)} of 0. "
             "too few runs: neither.",
         ]
         num_assumed = sum(row.change.assumed for row in self.rows)
@@ -69,9 +73,9 @@ class Comparison:
             lines.append(
                 f"{num_assumed} of {len(self.rows)} rows have fewer than {MIN_RUNS} runs on a side: "
                 + (
-                    f"that runs scatter by {_percent(self.assumed_spread)} is assumed, not measured (--spread)."
+                    f"a scatter between runs of {_percent(self.assumed_spread)} is assumed, not measured (--spread)."
                     if self.assumed_spread is not None
-                    else "how runs scatter is unknown, so nothing can be told (--spread assumes it)."
+                    else "the scatter between runs is unknown, so no verdict is possible (--spread assumes a scatter)."
                 )
             )
         return lines
@@ -89,18 +93,19 @@ def compare(
 
     Args:
       base: the runs to compare with.
-      new: the runs in question.
+      new: the runs to judge.
       metric: one of ``jobs.records.row.TIMES``.
-      fail_over: relative slowdown that is a regression, where it is outside the noise.
-      spread: relative standard deviation between runs, where there are too few to show it; by default that of GPUs.
+      fail_over: relative slowdown that is a regression where it exceeds the noise.
+      spread: relative standard deviation between runs where too few show it; default: ``GPU_SPREAD`` on GPUs.
     """
     matched = match(base, new, metric)
     margin = MARGIN if fail_over is None else fail_over
     assumed = _assumed_spread(base, new) if spread is None else spread
     rows = []
     for pair in matched.pairs:
-        found = change(pair.base, pair.new, num_cases=len(matched.pairs), assumed_spread=assumed)
-        rows.append(ComparedRow(pair.key, pair.case_name, len(pair.base), len(pair.new), found, found.verdict(margin)))
+        changed = change(pair.base, pair.new, num_cases=len(matched.pairs), assumed_spread=assumed)
+        counts = len(pair.base), len(pair.new)
+        rows.append(ComparedRow(pair.key, pair.case_name, *counts, changed, changed.verdict(margin)))
     tiles = [line for pair in matched.pairs if (line := config_differences(pair))]
     return Comparison(
         metric=metric,
@@ -115,13 +120,13 @@ def compare(
 
 
 def _regressions(rows: Sequence[ComparedRow], broken: Mapping[Key, str], fail_over: float) -> list[str]:
-    """A case that turned wrong or doesn't run has no time to compare, and must not pass for that."""
+    """Cases that got too slow, and cases that broke: those have no time to compare, but must not pass."""
     slower = [
         f"{row.key} is {100 * row.change.relative:.1f} % slower"
         for row in rows
         if row.verdict is Verdict.slower and row.change.relative > fail_over
     ]
-    return slower + [f"{key}: {became}" for key, became in broken.items()]
+    return slower + [f"{key}: {reason}" for key, reason in broken.items()]
 
 
 def _assumed_spread(base: Sequence[Run], new: Sequence[Run]) -> float | None:

@@ -1,4 +1,4 @@
-"""What else differs between two sets of runs, and may be the reason for what the times show."""
+"""Differences between two sets of runs other than their times: each may explain a change."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jobs.comparison.loading import Run
 from jobs.comparison.matching import Pair
 
 _UNKNOWN = "unknown"
-# Relative difference of the clocks of two sides that is worth a word: times follow the clock.
+# Relative difference of clocks that is worth a warning: times follow the clock.
 _CLOCK_TOLERANCE = 0.02
 
 
 def differences(base: Sequence[Run], new: Sequence[Run]) -> list[str]:
-    """A line for each fact of devices, versions and timing that isn't the same in all runs, and for other clocks."""
+    """A line for each device, version or timing option that isn't the same in all runs, and for different clocks."""
     lines = [
-        f"{run.path}: devices and versions are unknown, as it has no environment.json"
+        f"{run.path}: devices and versions are unknown: it has no environment.json"
         for run in (*base, *new)
         if not run.device_kinds
     ]
@@ -30,7 +30,7 @@ def differences(base: Sequence[Run], new: Sequence[Run]) -> list[str]:
 
 
 def config_differences(pair: Pair) -> str | None:
-    """The tiles that changed from BASE to NEW, such as ``tile_n 128 -> 256``; ``None`` where none did."""
+    """The tiles that changed from BASE to NEW, such as ``tile_n 128 -> 256``; ``None`` where none changed."""
     if pair.base_configs == pair.new_configs:
         return None
     options = dict.fromkeys(name for config in (*pair.base_configs, *pair.new_configs) for name in config)
@@ -47,7 +47,7 @@ def _values(configs: Sequence[dict[str, Any]], option: str) -> str:
 
 
 def _clock_difference(base: Sequence[Run], new: Sequence[Run]) -> list[str]:
-    """Hot GPUs run slower: a difference of clocks is none of the program."""
+    """Compare the clocks: hot GPUs run slower, whatever the program does."""
     in_base, in_new = (_clock_mhz(runs) for runs in (base, new))
     if in_base is None or in_new is None or abs(in_new / in_base - 1) <= _CLOCK_TOLERANCE:
         return []

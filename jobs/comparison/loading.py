@@ -1,20 +1,20 @@
-"""The runs of one side, with what is known of where and how they ran."""
+"""The runs of one side, with their devices, versions and timing options."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
 from jobs.errors import UsageError
+from jobs.records.environment import Environment
 from jobs.records.row import Row
 from jobs.results.disk.journal import JOURNAL_NAME, read
 from jobs.results.disk.recorded_run import RecordedRun, read_run, run_dirs
 
-# in_graph_us is a share of this many calls: with other values it is another quantity.
+# in_graph_us is the time of a program over its number of calls: other values make another quantity.
 _TIMING = ("chain_length", "chain_repeats")
 DEVICE = "device"
 
@@ -24,28 +24,28 @@ class Run:
     """One run of ``jobs.bench``."""
 
     path: Path
-    """Its run directory, or a journal that stands alone."""
+    """Run directory, or a journal that stands alone."""
     rows: tuple[Row, ...]
     facts: dict[str, set[str]]
-    """Devices, versions and what else a time depends on, by name, over all ranks; what isn't known is left out."""
+    """Known devices, versions and timing options by name: their values over all ranks."""
     commit: str | None
 
     @property
     def journal(self) -> Path:
-        """Where the rows are from."""
+        """File that the rows were read from."""
         return self.path if self.path.is_file() else self.path / JOURNAL_NAME
 
     @property
     def device_kinds(self) -> set[str]:
-        """Names that jax gives its devices; empty where they aren't known."""
+        """Names of the devices as jax has them; empty where unknown."""
         return self.facts.get(DEVICE, set())
 
 
 def load_side(name: str, paths: Sequence[str]) -> list[Run]:
-    """The runs of one side, which messages call ``name``.
+    """Load the runs of one side; error messages call it ``name``.
 
-    A path is a run directory, a folder of them, or a journal. The files beside a journal that isn't called
-    results.jsonl may be of another run, and are left alone.
+    A path is a run directory, a folder of run directories, or a journal. Files beside a journal are read only where it
+    is called results.jsonl: beside another name they may belong to another run.
 
     Raises:
       UsageError: a path has no journal, a journal has no row, or a file can't be read.
@@ -59,13 +59,13 @@ def load_side(name: str, paths: Sequence[str]) -> list[Run]:
         elif path.name == JOURNAL_NAME:
             recorded = [read_run(path.parent)]
         else:
-            recorded = [RecordedRun(path, tuple(read(path)), {}, "")]
+            recorded = [RecordedRun(path, tuple(read(path)), Environment(), "")]
         runs += [_run(name, run) for run in recorded]
     return runs
 
 
 def refuse_repeated(base: Sequence[Run], new: Sequence[Run]) -> None:
-    """One run counted twice would pass for two.
+    """Refuse a run that is named twice: it would count as two.
 
     Raises:
       UsageError: a journal was named twice.
@@ -81,32 +81,25 @@ def refuse_repeated(base: Sequence[Run], new: Sequence[Run]) -> None:
 def _run(name: str, recorded: RecordedRun) -> Run:
     if not recorded.rows:
         raise UsageError(f"{name}={recorded.path}: {JOURNAL_NAME} holds no row: the job ended before its first one")
-    try:
-        facts = _facts(recorded.environment)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{recorded.path}: its environment.json isn't one of jobs.bench ({type(error).__name__}: {error})"
-        ) from error
+    facts = _facts(recorded.environment)
     try:
         facts |= _timing(recorded.config)
-    except Exception as error:  # of omegaconf and yaml alike, which have no class in common
+    except Exception as error:  # omegaconf's and yaml's errors share no class
         raise UsageError(
             f"{recorded.path}: its config.yaml isn't one of jobs.bench ({type(error).__name__}: {error})"
         ) from error
-    return Run(path=recorded.path, rows=recorded.rows, facts=facts, commit=recorded.environment.get("git_sha"))
+    return Run(path=recorded.path, rows=recorded.rows, facts=facts, commit=recorded.environment.git_sha)
 
 
-def _facts(environment: dict[str, Any]) -> dict[str, set[str]]:
-    parts = [environment, *environment.get("islands", ())]
-    gangs = [gang for part in parts for gang in (part, *part.get("earlier_attempts", ()))]
-    members = [member for gang in gangs for member in gang.get("members", ())]
+def _facts(environment: Environment) -> dict[str, set[str]]:
+    members = environment.all_members
     facts = {
-        DEVICE: {str(member["device_kind"]) for member in members},
-        "driver": {str(member["driver_version"]) for member in members if member.get("driver_version")},
+        DEVICE: {member.device_kind for member in members},
+        "driver": {member.driver_version for member in members if member.driver_version},
     }
-    for about in (environment, *members):
-        for software, version in about.get("versions", {}).items():
-            facts.setdefault(software, set()).add(str(version))
+    for versions in (environment.versions, *(member.versions for member in members)):
+        for software, version in versions.items():
+            facts.setdefault(software, set()).add(version)
     return {fact: values for fact, values in facts.items() if values}
 
 

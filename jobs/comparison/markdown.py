@@ -1,4 +1,4 @@
-"""The comparison for a pull request."""
+"""A comparison as Markdown, for a pull request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _BOLD = (Verdict.slower, Verdict.faster)
 
 
 def markdown(comparison: Comparison) -> str:
-    """Title, regressions and warnings, table; what wasn't compared is folded away."""
+    """Title, regressions, warnings and table; the rest is folded."""
     blocks = [f"### {comparison.title}"]
     blocks += [_list([f"**Regression**: {_escaped(line)}" for line in comparison.regressions])]
     blocks += [_list([f"**Warning**: {_escaped(line)}" for line in comparison.warnings])]
     if comparison.rows:
         blocks.append(_table(comparison))
-    about = [*comparison.sides, *(comparison.explanation if comparison.rows else [])]
-    blocks.append(_folded("What was compared", about))
+    details = [*comparison.sides, *(comparison.explanation if comparison.rows else [])]
+    blocks.append(_folded("What was compared", details))
     blocks.append(_folded(f"Not compared: {len(comparison.left_out)}", comparison.left_out))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -47,7 +47,7 @@ def _folded(summary: str, lines: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names and reasons are text: nothing in them is a mark."""
+    """Escape Markdown's marks: names and reasons are plain text."""
     for mark in "\\`*_|<>[]":
         text = text.replace(mark, "\\" + mark)
     return " ".join(text.split())

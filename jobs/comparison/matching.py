@@ -1,4 +1,4 @@
-"""Which measurements of two sides belong together, and which have no counterpart."""
+"""Pairs of measurements that both sides have, and the measurements without a counterpart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.comparison.loading import Run
 from jobs.records.row import Row
 
 _REASON_WIDTH = 160
-# As ``requested`` of a row has it.
+# Value of ``Row.requested``.
 _AUTO = "auto"
 Samples = list[list[list[float]]]
 """Raw times of one run in microseconds: ``[rank][burst][sample]``."""
@@ -19,7 +19,7 @@ Samples = list[list[list[float]]]
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Key:
-    """What makes two measurements comparable. A case's name isn't part of it: its sizes say what was multiplied."""
+    """Key of comparable measurements. It lacks the case's name: the sizes say what was multiplied."""
 
     m_shard: int
     k: int
@@ -28,11 +28,11 @@ class Key:
     num_ranks: int
     implementation: str
     island: str = ""
-    """Of a job with islands: another one is another machine."""
+    """Name of the island, in a job with islands: each is another machine."""
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """What ``row`` measured."""
+        """Key of a row."""
         case = row.case
         sizes = case.m_shard, case.k, case.n_shard, case.dtype, case.num_ranks
         return cls(*sizes, row.implementation, row.island or "")
@@ -45,30 +45,31 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A key that both sides measured; per side the samples of each of its runs."""
+    """A key that both sides measured, with the samples of each run of each side."""
 
     key: Key
     case_name: str
     base: list[Samples]
     new: list[Samples]
     base_configs: list[dict[str, Any]]
-    """The different tiles that the side ran with, none where it has no tiles."""
+    """Distinct tiles that BASE ran with; empty where the implementation has none."""
     new_configs: list[dict[str, Any]]
+    """Likewise for NEW."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """Everything that two sides hold."""
+    """All measurements of two sides."""
 
     pairs: list[Pair]
     left_out: list[str]
-    """What isn't compared, each with the reason."""
+    """Measurements that aren't compared, each with the reason."""
     broken: dict[Key, str]
-    """What was right in BASE and is no more in NEW, with what became of it."""
+    """Keys that were right in BASE and aren't in NEW, with the reason."""
 
 
 class _Side:
-    """A side's samples, tiles and unusable rows by key, with a key of ``auto`` for the cases ``switched``."""
+    """A side's samples, tiles and unusable rows by key; keys in ``switched`` collect the rows that ``auto`` chose."""
 
     def __init__(self, name: str, runs: Sequence[Run], metric: str, switched: Collection[Key]) -> None:
         self.names: dict[Key, str] = {}
@@ -105,32 +106,26 @@ class _Side:
 def match(base: Sequence[Run], new: Sequence[Run], metric: str) -> Matched:
     """Pair up what both sides measured under ``metric``, in the order of BASE.
 
-    A row whose check failed, that could not run or lacks the metric is never compared, and is said with its run; nor
-    are the candidates of a tuner. Where ``auto`` took one implementation in BASE and another one in NEW, these are
-    compared as ``auto``'s.
+    A row is left out, and listed with its run, where its check failed, it couldn't run, it lacks the metric, or it is a
+    tuner's candidate. Where ``auto`` chose different implementations in BASE and NEW, these are compared as ``auto``.
     """
-    taken = [_taken(runs) for runs in (base, new)]
-    switched = {key for key, names in taken[0].items() if names != taken[1].get(key, names)}
-    sides = _Side("BASE", base, metric, switched), _Side("NEW", new, metric, switched)
-    in_base, in_new = sides
+    chosen_in_base, chosen_in_new = _chosen_by_auto(base), _chosen_by_auto(new)
+    switched = {key for key, names in chosen_in_base.items() if names != chosen_in_new.get(key, names)}
+    in_base, in_new = _Side("BASE", base, metric, switched), _Side("NEW", new, metric, switched)
     keys = list(dict.fromkeys((*in_base.names, *in_new.names)))
     left_out = [f"{key}: only in BASE" for key in keys if key not in in_new.names]
     left_out += [f"{key}: only in NEW" for key in keys if key not in in_base.names]
     return Matched(
         pairs=[
             Pair(
-                key,
-                in_base.names[key],
-                in_base.samples[key],
-                in_new.samples[key],
-                in_base.configs[key],
-                in_new.configs[key],
+                *(key, in_base.names[key], in_base.samples[key], in_new.samples[key]),
+                *(in_base.configs[key], in_new.configs[key]),
             )
             for key in keys
             if key in in_base.samples and key in in_new.samples
         ],
-        left_out=left_out + [line for side in sides for line in side.unusable],
-        broken={key: became for key in keys if (became := _broken(key, in_base, in_new))},
+        left_out=[*left_out, *in_base.unusable, *in_new.unusable],
+        broken={key: reason for key in keys if (reason := _broken(key, in_base, in_new))},
     )
 
 
@@ -144,15 +139,15 @@ def _broken(key: Key, base: _Side, new: _Side) -> str | None:
     return None
 
 
-def _taken(runs: Sequence[Run]) -> dict[Key, set[str]]:
-    """What ``auto`` took, by the key that its rows would have as those of ``auto``."""
-    taken: dict[Key, set[str]] = {}
+def _chosen_by_auto(runs: Sequence[Run]) -> dict[Key, set[str]]:
+    """Implementations that ``auto`` chose, by the key with ``auto`` in their place."""
+    chosen: dict[Key, set[str]] = {}
     for row in (row for run in runs for row in run.rows if row.requested == _AUTO):
-        taken.setdefault(_of_auto(row), set()).add(row.implementation)
-    return taken
+        chosen.setdefault(_auto_key(row), set()).add(row.implementation)
+    return chosen
 
 
-def _of_auto(row: Row) -> Key:
+def _auto_key(row: Row) -> Key:
     return dataclasses.replace(Key.of(row), implementation=_AUTO)
 
 
@@ -160,8 +155,8 @@ def _by_key(run: Run, switched: Collection[Key]) -> dict[Key, list[Row]]:
     rows: dict[Key, list[Row]] = {}
     for row in run.rows:
         rows.setdefault(Key.of(row), []).append(row)
-        if row.requested == _AUTO and _of_auto(row) in switched:
-            rows.setdefault(_of_auto(row), []).append(row)
+        if row.requested == _AUTO and _auto_key(row) in switched:
+            rows.setdefault(_auto_key(row), []).append(row)
     return rows
 
 
@@ -180,5 +175,5 @@ def _unusable(row: Row, metric: str) -> str | None:
 
 
 def _joined(measured: list[Samples]) -> Samples:
-    """Two layers of a model may have the same sizes: one run measured them twice, in more bursts."""
+    """Join the bursts of equal cases: two layers of a model may have the same sizes."""
     return [[burst for bursts in of_rank for burst in bursts] for of_rank in zip(*measured, strict=True)]

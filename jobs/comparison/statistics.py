@@ -1,17 +1,17 @@
-"""Whether two sets of runs differ by more than their noise.
+"""The change between two sets of runs, and the verdict: is it larger than their noise?
 
-A run is the unit that is repeated, as Kalibera and Jones set out ("Rigorous benchmarking in reasonable time", ISMM
-2013): samples inside a run share its processes, memory, compilation and temperature, so that more of them don't tell
-how far another run would lie. Of each run one number counts, the headline: the maximum over ranks of each rank's
-median. Runs are compared by the logarithms of it, whose differences are relative changes.
+The run is the unit of repetition (Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013). Samples
+inside a run share processes, memory, compilation and temperature, so more samples don't show where another run would
+lie. Each run counts with one number, the headline: the maximum over ranks of each rank's median. Runs are compared by
+its logarithm: a difference of logarithms is a relative change.
 
 - Noise inside a run: block bootstrap (Künsch, Annals of Statistics 17, 1989). Whole bursts are drawn with replacement,
-  the same ones on all ranks, since samples of a burst, and of the ranks at one time, aren't independent.
-- Noise between runs: the variance of the runs around their side's mean, pooled over the sides, which are taken to
-  scatter alike; at least the noise inside a run. Student's t then gives the interval of the difference. With few runs
-  that variance is unknown: an assumed one takes its place, and without one nothing can be told.
-- Many cases: each interval has confidence 1 - 0.02 / (number of cases) (Bonferroni), so that all of them hold at once
-  with 98 %, however the cases hang together: few tables without a difference show one.
+  the same bursts on all ranks: samples of one burst depend on each other, and so do the ranks at one time.
+- Noise between runs: variance of the runs around their side's mean, pooled over both sides, which are assumed to
+  scatter alike; at least the noise inside a run. Student's t then gives the interval of the difference. Fewer than
+  ``MIN_RUNS`` runs can't show this variance: an assumed one takes its place, and without one there is no verdict.
+- Many cases: each interval has confidence 1 - 0.02 / (number of cases) (Bonferroni). All of them then hold at once with
+  98 % confidence, whether or not the cases are independent.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from jobs.comparison.matching import Samples
-from jobs.comparison.student import two_sided_quantile
 
-# Of a whole table. 1 false alarm in 20 is what is promised: the rest is for runs that don't scatter normally.
+# Confidence of a whole table. The promise is 1 false alarm in 20; the rest is for runs that don't scatter normally.
 CONFIDENCE = 0.98
-# On each side: below that one odd run, of a hot GPU say, passes for a change.
+# Runs of each side. With fewer, one odd run (a hot GPU) looks like a change.
 MIN_RUNS = 3
 # Enough for a standard error: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 6.4.
 _RESAMPLES = 200
@@ -38,7 +38,7 @@ _SEED = 0
 
 
 class Verdict(Enum):
-    """What an interval of the relative change says."""
+    """Meaning of an interval of the relative change."""
 
     faster = "faster"
     slower = "slower"
@@ -51,20 +51,21 @@ class Change:
     """Relative change of a time from BASE to NEW, with its interval: 0.02 is 2 % slower."""
 
     base_us: float
-    """Geometric mean over the side's runs."""
+    """Geometric mean over the runs of BASE."""
     new_us: float
+    """Geometric mean over the runs of NEW."""
     low: float
     high: float
     assumed: bool
-    """Whether the scatter between runs was assumed, as there were too few to show it."""
+    """True where there were too few runs to show their scatter, and it was assumed."""
 
     @property
     def relative(self) -> float:
-        """The estimate."""
+        """Estimate of the change."""
         return self.new_us / self.base_us - 1
 
     def verdict(self, margin: float) -> Verdict:
-        """``same`` where the whole interval lies within ``margin``: what isn't shown to differ may still do so."""
+        """Judge the interval: ``slower`` or ``faster`` where it excludes 0, ``same`` where it is within ``margin``."""
         if self.low > 0:
             return Verdict.slower
         if self.high < 0:
@@ -73,23 +74,24 @@ class Change:
 
 
 def change(base: Sequence[Samples], new: Sequence[Samples], *, num_cases: int, assumed_spread: float | None) -> Change:
-    """Of one case, of each side one or more runs.
+    """Compute the change of one case.
 
     Args:
-      base: samples of each run.
-      new: likewise.
-      num_cases: how many cases are compared in all.
-      assumed_spread: standard deviation between runs, relative, where there are too few runs to show theirs; ``None``:
-        not known, and the interval is without bounds then.
+      base: samples of each run of BASE.
+      new: samples of each run of NEW.
+      num_cases: number of cases in the whole comparison.
+      assumed_spread: relative standard deviation between runs where there are too few to show it; ``None``: unknown,
+        and the interval has no bounds.
     """
     sides = [_Side.of(runs) for runs in (base, new)]
     degrees = sum(len(side.logs) - 1 for side in sides)
     assumed = min(len(base), len(new)) < MIN_RUNS
     confidence = 1 - (1 - CONFIDENCE) / num_cases
-    quantile = NormalDist().inv_cdf((1 + confidence) / 2) if assumed else two_sided_quantile(confidence, degrees)
+    level = (1 + confidence) / 2
+    quantile = NormalDist().inv_cdf(level) if assumed else float(stdtrit(degrees, level))
     between = sum(float(np.sum((side.logs - side.logs.mean()) ** 2)) for side in sides) / max(degrees, 1)
     least = math.log1p(math.inf if assumed_spread is None else assumed_spread) ** 2 if assumed else 0.0
-    # What the runs show holds the noise inside them already; what is assumed doesn't.
+    # A measured scatter includes the noise inside the runs; an assumed one doesn't.
     variance = sum(max(between, side.noise_squared + least) / len(side.logs) for side in sides)
     base_log, new_log = (float(side.logs.mean()) for side in sides)
     difference, width = new_log - base_log, quantile * math.sqrt(variance)
@@ -107,7 +109,7 @@ class _Side:
     logs: NDArray[np.float64]
     """Logarithm of each run's headline."""
     noise_squared: float
-    """Variance of such a logarithm by the noise inside a run, mean over runs."""
+    """Variance of such a logarithm due to noise inside a run, mean over runs."""
 
     @classmethod
     def of(cls, runs: Sequence[Samples]) -> _Side:
@@ -117,12 +119,12 @@ class _Side:
 
 
 def run_time_us(samples: Samples) -> float:
-    """A run's headline: maximum over ranks of each rank's median."""
+    """Headline of a run: maximum over ranks of each rank's median."""
     return float(_headlines(_blocks(samples)[None, :])[0])
 
 
 def _blocks(samples: Samples) -> NDArray[np.float64]:
-    """``[burst, rank, sample]``, NaN where a burst is shorter than the longest one; without bursts that are empty."""
+    """Samples as ``[burst, rank, sample]``: short bursts are filled with NaN, empty ones left out."""
     bursts = [burst for burst in zip(*samples, strict=True) if all(burst)]
     longest = max(len(values) for burst in bursts for values in burst)
     blocks = np.full((len(bursts), len(samples), longest), np.nan)
@@ -133,9 +135,9 @@ def _blocks(samples: Samples) -> NDArray[np.float64]:
 
 
 def _headlines(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``[draw, burst, rank, sample]`` -> ``[draw]``."""
+    """Headline of each draw: ``[draw, burst, rank, sample]`` -> ``[draw]``."""
     draws, bursts, ranks, length = drawn.shape
-    # NaN comes last when sorted; np.nanmedian does the same a hundred times slower.
+    # NaN sorts last. np.nanmedian does the same, a hundred times slower.
     values = np.sort(drawn.transpose(0, 2, 1, 3).reshape(draws, ranks, bursts * length), axis=-1)
     count = np.sum(~np.isnan(values), axis=-1, keepdims=True)
     middle = [np.take_along_axis(values, (count - 1 + i) // 2, axis=-1)[..., 0] for i in (0, 1)]
@@ -144,10 +146,10 @@ def _headlines(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _noise_squared(blocks: NDArray[np.float64]) -> float:
-    """Variance of the logarithm of a run's headline, by the block bootstrap; 0 where one burst can't tell."""
+    """Variance of the logarithm of a run's headline, by block bootstrap; 0 where there is one burst only."""
     num_bursts = len(blocks)
     if num_bursts == 1:
         return 0.0
     drawn = np.random.default_rng(_SEED).integers(num_bursts, size=(_RESAMPLES, num_bursts))
-    # Of n drawn from n the variance comes out (n - 1) / n too small.
+    # Drawing n of n bursts underestimates the variance by (n - 1) / n.
     return float(np.var(np.log(_headlines(blocks[drawn])), ddof=1)) * num_bursts / (num_bursts - 1)

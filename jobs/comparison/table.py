@@ -1,4 +1,4 @@
-"""The comparison on a terminal: one line a case, everything else behind ``#``."""
+"""A comparison on a terminal: a line for each case, everything else behind ``#``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLES = {Verdict.slower: "bold red", Verdict.faster: "bold green", Verdict.too
 
 
 def text(comparison: Comparison, *, colour: bool) -> str:
-    """The whole of it; lines are as long as they must be, also where a terminal is narrower."""
+    """The whole comparison. Lines aren't wrapped, even where the terminal is narrower."""
     lines = [*comparison.sides, *(f"WARNING: {line}" for line in comparison.warnings)]
     if comparison.rows:
         lines += comparison.explanation

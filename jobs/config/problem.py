@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from jobs.config.schema import LayerSettings, ProblemSettings
 from jobs.errors import UsageError
-from jobs.records.row import Case
+from jobs.records.case import Case
 
 DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "f16": "float16"} | {
     "float32": "float32",

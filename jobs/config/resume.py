@@ -1,33 +1,24 @@
-"""What a resumed job takes from the one that it continues, and what the command line may still change."""
+"""Settings of a resumed job: those of the job that it continues, and what the command line may still change."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from jobs.config.options import leaves
 from jobs.config.schema import Settings
 from jobs.errors import UsageError
 
-# Where and for how long the job may run, and how W&B is reached; nothing that a row depends on.
-MAY_CHANGE = frozenset(
-    {
-        *(f"cluster.{name}" for name in ("mode", "address", "max_restarts")),
-        *(f"cluster.{name}_timeout_s" for name in ("connect", "placement", "setup", "step", "stall", "heartbeat")),
-        "results.report",
-        *(f"wandb.{name}" for name in ("mode", "api_key_file", "init_timeout_s", "finish_timeout_s")),
-    }
-)
 
-
-def continued(stored: Settings, given: Settings, overrides: Sequence[str]) -> Settings:
-    """``stored``, the settings of the job to continue, with what ``MAY_CHANGE`` of the ``overrides``.
+def continued(stored: Settings, given: Settings, overrides: Sequence[str], *, num_ranks: int | None = None) -> Settings:
+    """Settings of the job to continue, with those of the ``overrides`` that no row depends on.
 
     Args:
-      stored: of the earlier job.
-      given: what the present command line was composed to.
+      stored: settings of the earlier job.
+      given: settings that the present command line was composed to.
       overrides: the command line, as ``group=choice`` and ``option=value``.
+      num_ranks: ranks of the earlier job's rows, which decide; ``None`` where it has none.
 
     Raises:
       UsageError: an override contradicts the earlier job; the option is named.
@@ -35,7 +26,7 @@ def continued(stored: Settings, given: Settings, overrides: Sequence[str]) -> Se
     settings = copy.deepcopy(stored)
     settings.resume = given.resume
     named = {override.partition("=")[0].lstrip("+~").replace("/", ".") for override in overrides}
-    for option, value in _leaves(given):
+    for option, schema, value in leaves(given):
         if option == "resume" or not any(option == name or option.startswith(f"{name}.") for name in named):
             continue
         *groups, field = option.split(".")
@@ -43,24 +34,17 @@ def continued(stored: Settings, given: Settings, overrides: Sequence[str]) -> Se
         for group in groups:
             owner = getattr(owner, group)
         before = getattr(owner, field)
-        if option in MAY_CHANGE:
+        if schema.metadata.get("may_change"):
             setattr(owner, field, value)
         elif value != before:
             raise UsageError(
-                f"{option}={_told(value)} contradicts {option}={_told(before)} of the job in resume={given.resume}; a "
-                "resumed job keeps its config: leave the option out"
+                f"{option}={_shown(value)} contradicts {option}={_shown(before)} of the job in resume={given.resume}; "
+                "a resumed job keeps its config: leave the option out"
             )
+    if num_ranks is not None:
+        settings.cluster.num_ranks = num_ranks
     return settings
 
 
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(node):
-        value = getattr(node, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", value
-
-
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "null" if value is None else str(getattr(value, "name", value))

@@ -1,4 +1,4 @@
-"""The schema of conf/: every option of a job with its type, its default and its meaning.
+"""Schema of conf/: every option of a job with its type, default, meaning and simple law.
 
 Hydra composes the YAML files into these dataclasses, so a typo or a wrong type is an error that names the option. Jobs
 see plain objects only: nothing of Hydra reaches an actor.
@@ -8,56 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from cmkernel.config import MatmulDimension
-
-
-class ClusterMode(Enum):
-    """Where the gang runs."""
-
-    auto = "auto"
-    local = "local"
-    ray = "ray"
-
-
-class World(Enum):
-    """What is one ``jax.distributed`` world."""
-
-    whole = "whole"
-    per_island = "per_island"
-
-
-class WandbMode(Enum):
-    """What W&B does."""
-
-    auto = "auto"
-    online = "online"
-    offline = "offline"
-    disabled = "disabled"
-
-
-class Implementation(Enum):
-    """What ``kernel.implementation`` may be; the names of ``cmkernel.all_gather_matmul``."""
-
-    auto = "auto"
-    mosaic_gpu = "mosaic_gpu"
-    mosaic_gpu_simple = "mosaic_gpu_simple"
-    ppermute = "ppermute"
-    ppermute_two_level = "ppermute_two_level"
-    xla = "xla"
-
-
-class Fault(Enum):
-    """A fault to plant in the results before they are checked, to see the check fail."""
-
-    none = "none"
-    wrong_element = "wrong_element"
-    swapped_shards = "swapped_shards"
+from jobs.config.choices import ClusterMode, Columns, Fault, Implementation, WandbMode, World
+from jobs.config.options import option
 
 
 @dataclass
@@ -75,7 +33,7 @@ class LayerSettings:
 
 @dataclass
 class ProblemSettings:
-    """Which cases run: every combination of the lists below, or every layer.
+    """Cases to run: every combination of the lists below, or every layer.
 
     ``problem=auto`` names no sizes: ``article`` on GPUs, ``tiny`` on CPU ranks.
     """
@@ -95,7 +53,7 @@ class ProblemSettings:
 
 @dataclass
 class KernelSettings:
-    """Which implementation is measured, and its config (null: chosen from the shape). See cmkernel.config.
+    """Implementation to measure, and its config (null: chosen from the shape). See ``cmkernel.config``.
 
     ``grid_minor_dim`` is an option of ``mosaic_gpu_simple``, those from ``num_chunks`` on are of ``mosaic_gpu``;
     ``ppermute`` has ``num_chunks`` alone.
@@ -103,7 +61,7 @@ class KernelSettings:
 
     implementation: Implementation = Implementation.auto
     table: str | None = None
-    """File of tuned configs, as ``jobs.tune`` writes it, in the place of the table that ships with cmkernel."""
+    """File of tuned configs, as ``jobs.tune`` writes it, instead of the table that ships with cmkernel."""
     tile_m: int | None = None
     tile_n: int | None = None
     tile_k: int | None = None
@@ -119,80 +77,91 @@ class KernelSettings:
     split_last_wave: bool | None = None
     wait_ahead: bool | None = None
 
+    @property
+    def config_name(self) -> str:
+        """Implementation whose options these are; those of ``auto`` are for ``mosaic_gpu``."""
+        return "mosaic_gpu" if self.implementation is Implementation.auto else self.implementation.value
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Options that the user set, as keyword arguments of the implementation's config."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("implementation", "table")]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
 
 @dataclass
 class ClusterSettings:
-    """Where the ranks run and how long the driver waits for them."""
+    """Where the ranks run, and how long the driver waits for them."""
 
-    mode: ClusterMode = ClusterMode.auto
+    mode: ClusterMode = option(ClusterMode.auto, may_change=True)
     """auto: the cluster of RAY_ADDRESS where that is set, else a local Ray."""
-    address: str | None = None
+    address: str | None = option(None, may_change=True)
     """host:port of a cluster; null: RAY_ADDRESS."""
     world: World = World.whole
     """whole: all ranks are one gang. per_island: a gang for each NVLink domain (on CPUs: each host), all at once on the
     same cases; each row has its island, and slow islands and ranks end the job with exit code 1."""
-    num_ranks: int | None = None
+    num_ranks: int | None = option(None, "> 0")
     """null: every GPU of the cluster, or 4 CPU ranks where there is none. With per_island: the ranks of each island; a
     domain with room for several is several islands; null: one island a domain, of all its GPUs (CPUs, 4 at most)."""
-    outlier_z: float = 3.5
-    """An island or a rank whose robust z-score exceeds this is an outlier; only with per_island."""
-    gpus_per_host: int | None = None
+    outlier_z: float = option(3.5, "> 0")
+    """Any island or rank with a robust z-score above this is an outlier; only with per_island."""
+    gpus_per_host: int | None = option(None, "> 0")
     """GPUs taken on each host; null: all of a host, as the ranks need."""
-    connect_timeout_s: float = 8.0
+    connect_timeout_s: float = option(8.0, "> 0", may_change=True)
     """Limit for reaching the cluster's address."""
-    placement_timeout_s: float = 60.0
+    placement_timeout_s: float = option(60.0, "> 0", may_change=True)
     """Limit for getting the resources."""
-    setup_timeout_s: float = 180.0
+    setup_timeout_s: float = option(180.0, "> 0", may_change=True)
     """Limit for starting the actors, and for jax.distributed to connect them."""
-    step_timeout_s: float = 600.0
+    step_timeout_s: float = option(600.0, "> 0", may_change=True)
     """Limit for one step of a case (inputs, one check, one burst of timing), compilation included."""
-    stall_timeout_s: float | None = 300.0
+    stall_timeout_s: float | None = option(300.0, "> 0", may_change=True)
     """A step in which no rank finishes a call or a compilation for this long hangs: the gang is killed.
     While XLA compiles, only ``step_timeout_s`` counts. null: no such limit."""
-    max_restarts: int = 2
+    max_restarts: int = option(2, ">= 0", may_change=True)
     """How often a fresh gang takes over from one that was lost: a rank or a node died, or it hangs. 0: never."""
     reuse_gang: bool = True
-    """Points of a multirun with the same ``cluster`` settings share a gang. false: each starts its own, where how far
-    gangs differ is part of the question. With per_island each point starts its own in any case."""
-    heartbeat_timeout_s: int = 10
-    """The driver and jax.distributed give a rank up that has been silent for this time: frozen, or cut off."""
-    link_gbytes_per_s: float | None = None
+    """Points of a multirun with the same ``cluster`` settings share a gang. false: each starts its own, for questions
+    about how far gangs differ. With per_island each point starts its own in any case."""
+    heartbeat_timeout_s: int = option(10, "> 0", may_change=True)
+    """The driver and jax.distributed give up a rank that has been silent for this long: frozen, or cut off."""
+    link_gbytes_per_s: float | None = option(None, "> 0")
     """GB/s from a rank to another one of its host, in one direction; null: what ``cmkernel.cost`` knows of the device,
-    else 10. By this and the next two ``auto`` chooses between the flat and the two-level ring."""
-    nic_gbytes_per_s: float | None = None
+    else 10. With this and the next two ``auto`` chooses between the flat and the two-level ring."""
+    nic_gbytes_per_s: float | None = option(None, "> 0")
     """GB/s of one network card, in one direction; null: 50 with GPUs that are known, else 1.25."""
-    nics_per_host: int | None = None
+    nics_per_host: int | None = option(None, "> 0")
     """Network cards that the ranks of a host share; null: 8 with GPUs that are known, else 1."""
-    gpu_memory_fraction: float = 0.1
+    gpu_memory_fraction: float = option(0.1, "(0, 1]")
     """Share of GPU memory that XLA's arena takes; each executable with symmetric memory maps the whole arena."""
 
 
 @dataclass
 class TimingSettings:
-    """How much is measured; README.md defines the times."""
+    """How much is measured; docs/measuring.md defines the times."""
 
-    warmup: int = 3
-    """Calls of each implementation before anything is timed."""
-    bursts: int = 6
+    warmup: int = option(3, ">= 1", why="the first call compiles")
+    """Calls of each implementation before anything is timed; the first one compiles."""
+    bursts: int = option(6, "> 0")
     """Rounds in which the implementations take turns."""
-    iterations: int = 60
+    iterations: int = option(60, "> 0")
     """Timed calls of each implementation over all bursts (``call_us``)."""
-    chain_length: int = 16
+    chain_length: int = option(16, "> 0")
     """Dependent calls inside one program (``in_graph_us``)."""
-    chains: int = 12
+    chains: int = option(12, "> 0")
     """Timed samples of that program over all bursts."""
-    chain_repeats: int = 4
+    chain_repeats: int = option(4, "> 0")
     """Back-to-back runs of the program in a sample: the dispatch of all but the first hides behind the run before."""
-    profiled_calls: int = 20
+    profiled_calls: int = option(20, "> 0")
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
     timeline: bool = True
-    """Whether ``mosaic_gpu`` also writes down when its CTAs multiplied, waited and sent, for a picture; takes another
-    two seconds of compilation a case."""
-    soak_minutes: float | None = None
-    """After the measurement the cases are repeated for so long, with ``kernel.implementation`` alone: fresh data and a
+    """Record when the CTAs of ``mosaic_gpu`` multiplied, waited and sent, for a picture; takes another two seconds of
+    compilation a case."""
+    soak_minutes: float | None = option(None, "> 0")
+    """Repeat the cases for this long after the measurement, with ``kernel.implementation`` alone: fresh data and a
     check in every iteration, times and memory recorded in soak.jsonl. May be a fraction; null: no soak."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
-    """What is measured beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
+    """Implementations to measure beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
     ppermute_two_level; xla and xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and
     local_cublas, the multiply alone in both ways; jax_ring (jax's own Pallas ring), torch_fused (PyTorch's
     ``fused_all_gather_matmul``, where torch is installed).
@@ -203,11 +172,11 @@ class TimingSettings:
 class CheckSettings:
     """The check that every implementation passes before it is timed."""
 
-    calls: int = 3
+    calls: int = option(3, "> 0")
     """Back-to-back calls with fresh normal data; one more call has integer data and must match exactly."""
     fault: Fault = Fault.none
     """Plants a fault in the results of ``kernel.implementation`` before they are checked: the job must exit 1."""
-    fault_after: int | None = None
+    fault_after: int | None = option(None, ">= 0")
     """Plants it in the soak instead, after so many iterations of a case; null: in the check before the times."""
 
 
@@ -215,47 +184,49 @@ class CheckSettings:
 class WandbSettings:
     """The W&B run, owned by the driver."""
 
-    mode: WandbMode = WandbMode.auto
+    mode: WandbMode = option(WandbMode.auto, may_change=True)
     """auto: online where a key is configured, else offline."""
     project: str = "cmkernel"
     entity: str | None = None
     name: str | None = None
     group: str | None = None
     tags: list[str] = field(default_factory=list)
-    api_key_file: str | None = None
+    api_key_file: str | None = option(None, may_change=True)
     """File on the driver's node that holds the key; null: netrc or the driver's environment."""
-    init_timeout_s: float = 20.0
-    finish_timeout_s: float = 30.0
+    init_timeout_s: float = option(20.0, "> 0", may_change=True)
+    finish_timeout_s: float = option(30.0, "> 0", may_change=True)
 
 
 @dataclass
 class TuningSettings:
-    """What ``jobs.tune`` tries; ``cmkernel.candidates`` has the order."""
+    """Candidates of ``jobs.tune``; ``cmkernel.candidates`` has the order."""
 
     table: str | None = None
     """File that gets the winners; its other entries stay. null: ``tuned.jsonl`` in the run directory."""
-    max_candidates: int = 11
+    max_candidates: int = option(11, "> 0")
     """Configs of a case that are measured, the heuristic's among them."""
-    max_modelled: float = 1.15
-    """Candidates that are modelled to take longer than so many times the heuristic are left out."""
-    round_size: int = 6
+    max_modelled: float = option(1.15, ">= 1", why="it is a multiple of the heuristic's modelled time")
+    """Leave out candidates that are modelled to take longer than so many times the heuristic's config."""
+    round_size: int = option(6, ">= 2", why="the heuristic's config and another one")
     """Candidates that take turns, the heuristic's in each round: each holds an executable with a symmetric window."""
-    bursts: int = 5
+    bursts: int = option(5, "> 0")
     """Turns of each candidate of a round."""
-    chains: int = 2
+    chains: int = option(2, "> 0")
     """Samples of ``in_graph_us`` in a burst."""
-    early_stop: float = 1.15
+    early_stop: float = option(1.15, ">= 1", why="it is a multiple of the fastest time")
     """A candidate slower than so many times the fastest of its round gets no further turns."""
-    min_gain: float = 0.01
-    """By how much the winner must be faster than the heuristic's config, or that stays."""
+    min_gain: float = option(0.01, "[0, 1)")
+    """Share by which the winner must be faster than the heuristic's config to replace it."""
 
 
 @dataclass
 class ResultsSettings:
-    """What a job makes of its rows beside the journal."""
+    """Output of a job beside the journal."""
 
-    report: bool = True
+    report: bool = option(True, may_change=True)
     """Pictures and report.html when the job ends; ``python -m jobs.report RUN_DIR`` makes them later."""
+    columns: Columns = option(Columns.default, may_change=True)
+    """default: those that fit 120 columns, or the terminal where it is narrower. all: every one, about 190 wide."""
 
 
 @dataclass
@@ -272,29 +243,10 @@ class Settings:
     tuning: TuningSettings = field(default_factory=TuningSettings)
     run_dir: str | None = None
     """Where the results go; null: ~/cmkernel_runs/<time or submission id>."""
-    resume: str | None = None
+    resume: str | None = option(None, may_change=True)
     """Run directory of a stopped job to continue: its config holds, its finished cases are skipped."""
 
 
 def register() -> None:
     """Make the schema known to Hydra, under the name that conf/config.yaml lists first."""
     ConfigStore.instance().store(name="schema", node=Settings)
-
-
-def kernel_config(kernel: KernelSettings) -> dict[str, Any]:
-    """The options of the config that the user set, as keyword arguments of the implementation's config."""
-    names = [field.name for field in dataclasses.fields(kernel) if field.name not in ("implementation", "table")]
-    return {name: getattr(kernel, name) for name in names if getattr(kernel, name) is not None}
-
-
-def kernel_config_name(implementation: Implementation) -> str:
-    """Name of the implementation whose config ``kernel_config`` is for."""
-    return "mosaic_gpu" if implementation is Implementation.auto else implementation.value
-
-
-# The multiply without communication; the faster one of those measured is the bound of all implementations.
-LOCALS = ("local", "local_cublas")
-# All-gather, then the multiply; the faster one of those measured is what speedups are over.
-GATHERS = ("xla", "xla_cublas")
-_RINGS = ("mosaic_gpu", "mosaic_gpu_simple", "ppermute", "ppermute_two_level")
-BASELINES = (*_RINGS, *GATHERS, *LOCALS, "jax_ring", "torch_fused")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from jobs.config.schema import Settings, WandbMode
+from jobs.config.choices import WandbMode
+from jobs.config.schema import Settings
 from jobs.driver.outcome import Outcome
 from jobs.driver.verdict import judge
 from jobs.errors import JobStopped

@@ -1,53 +1,60 @@
-"""What a job may run where its ranks are in several NVLink domains."""
+"""Requests of a gang whose ranks may be in several NVLink domains."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-from jobs.config.schema import Implementation, KernelSettings, Settings, kernel_config
+from jobs.config.implementations import IMPLEMENTATIONS
+from jobs.driver.ranks import Ranks
 from jobs.errors import UsageError
-from jobs.gang.neighbours import layout
+from jobs.measure.programs import Request
 from jobs.records.member import Member
 
-# They read and write each other's memory; the names of ``timing.baselines``, of which two are implementations, too.
-_ONE_DOMAIN = ("mosaic_gpu", "mosaic_gpu_simple", "jax_ring", "torch_fused")
+_MAX_NAMED = 8
 
 
-def settle_implementation(settings: Settings, members: Sequence[Member]) -> tuple[Settings, str | None]:
-    """What ``auto`` is left with where the ranks are in several NVLink domains, and why it changes; else all as it was.
+def fit_requests(requests: Sequence[Request], ranks: Ranks) -> tuple[list[Request], str | None]:
+    """``requests`` as these ranks can run them, and why that differs from what was asked for.
 
-    Domains with the same number of ranks each leave all to ``auto``, which knows of them and chooses between the rings.
+    The planner doesn't know where Ray will place the ranks, so this is decided once they are there. Only ``auto`` ever
+    changes: over domains of different sizes it becomes ``ppermute``. Over domains of one size ``auto`` itself chooses
+    between the rings.
 
     Raises:
       UsageError: ``kernel.implementation`` or ``timing.baselines`` name a kernel that needs one domain.
     """
-    ranks: dict[str, list[Member]] = {}
-    for member in members:
-        ranks.setdefault(member.nvlink_domain, []).append(member)
-    if len(ranks) == 1 or not members[0].gpu_uuid:
-        return settings, None
-    # The largest domain, the first one where several are.
-    inside = max(ranks, key=lambda domain: len(ranks[domain]))
-    outside = [str(member) for member in members if member.nvlink_domain != inside]
-    rule = f"needs all ranks in one NVLink domain; outside that of {ranks[inside][0]}: {_shortened(outside)}"
-    implementation = settings.kernel.implementation
-    if implementation.value in _ONE_DOMAIN:
+    domains: dict[str, list[Member]] = {}
+    for member in ranks.members:
+        domains.setdefault(member.nvlink_domain, []).append(member)
+    target, *baselines = requests
+    if len(domains) == 1 or not ranks.on_gpus:
+        return list(requests), None
+    # The largest domain; of equals the first.
+    inside = max(domains.values(), key=len)
+    outside = [str(member) for member in ranks.members if member.nvlink_domain != inside[0].nvlink_domain]
+    rule = f"needs all ranks in one NVLink domain; outside that of {inside[0]}: {_shortened(outside)}"
+    if _needs_one_domain(target):
         raise UsageError(
-            f"kernel.implementation={implementation.value} {rule}; use kernel=ppermute, or fewer ranks "
-            f"(cluster.num_ranks={len(ranks[inside])})"
+            f"kernel.implementation={target.implementation} {rule}; use kernel=ppermute, or fewer ranks "
+            f"(cluster.num_ranks={len(inside)})"
         )
-    if named := [name for name in settings.timing.baselines if name in _ONE_DOMAIN]:
-        raise UsageError(f"timing.baselines={settings.timing.baselines}: {named[0]} {rule}; leave it out")
-    if implementation is not Implementation.auto or layout(members, settings.cluster).devices_per_host is not None:
-        return settings, None
-    kernel = KernelSettings(implementation=Implementation.ppermute, table=settings.kernel.table)
-    unused = [f"kernel.{option}" for option in kernel_config(settings.kernel)]
-    without = f"; {', '.join(unused)}: of mosaic_gpu, so ppermute runs without" if unused else ""
-    return dataclasses.replace(settings, kernel=kernel), f"auto takes ppermute: mosaic_gpu {rule}{without}"
+    if refused := [request.implementation for request in baselines if _needs_one_domain(request)]:
+        names = [request.implementation for request in baselines]
+        raise UsageError(f"timing.baselines={names}: {refused[0]} {rule}; leave it out")
+    if target.implementation != "auto" or ranks.layout.devices_per_host is not None:
+        return list(requests), None
+    unused = ", ".join(f"kernel.{option}" for option in target.config)
+    without = f"; {unused}: of mosaic_gpu, so ppermute runs without" if unused else ""
+    ring = Request("ppermute", "ppermute", table=target.table)
+    others = [request for request in baselines if request.implementation != ring.implementation]
+    return [ring, *others], f"auto takes ppermute: mosaic_gpu {rule}{without}"
+
+
+def _needs_one_domain(request: Request) -> bool:
+    return request.implementation in IMPLEMENTATIONS and IMPLEMENTATIONS[request.implementation].one_domain
 
 
 def _shortened(names: Sequence[str]) -> str:
     """A list of ranks that fits an error."""
-    rest = len(names) - 8
-    return ", ".join(names[:8]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

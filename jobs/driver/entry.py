@@ -1,15 +1,17 @@
-"""What every entry point does: compose the config, run its job, print the RESULT line, set the exit code."""
+"""Frame of every entry point: compose the config, run its job, print the RESULT line, set the exit code."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import dataclasses
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobs.driver.outcome import Outcome
@@ -21,84 +23,124 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Job = Callable[["DictConfig", Outcome], None]
-"""A job: runs a composed config, and its outcome says what became of it; it imports what is slow only when called."""
+"""Runs a composed config and notes its end in the outcome; imports what is slow only when it is called."""
+
+
+_TEMPORARY = "cmkernel-"
+
+
+@dataclasses.dataclass
+class _Session:
+    """Outcomes of one command line."""
+
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    """One per point of a multirun, or a single one."""
+    is_multirun: bool = False
+    whole: Outcome = dataclasses.field(default_factory=Outcome)
+    """End of the command itself: a config that can't be composed, a signal between two points."""
+
+    def result(self) -> tuple[Outcome, dict[str, Any]]:
+        """The outcome to report last, and further keys of its RESULT line."""
+        if not self.is_multirun:
+            return (self.outcomes or [self.whole])[0], {}
+        worst = max([self.whole, *self.outcomes], key=lambda outcome: outcome.exit_code)
+        all_points = Outcome(
+            status=worst.status,
+            exit_code=worst.exit_code,
+            error=worst.error,
+            rows=[row for outcome in self.outcomes for row in outcome.rows],
+            restarts=sum(outcome.restarts for outcome in self.outcomes),
+        )
+        return all_points, {"run_dirs": [str(outcome.run_dir) for outcome in self.outcomes if outcome.run_dir]}
 
 
 def main(job: Job, between_points: AbstractContextManager[Any] | None = None) -> int:
-    """Run ``job``, or each point of a multirun; the exit code, the worst one of a multirun.
+    """Run ``job``, or each point of a multirun; returns the exit code, the worst one of a multirun.
 
-    The last line of standard output is the RESULT line. A multirun prints one for each point, and last one for all.
-    ``between_points`` is what the points of a multirun hand on: it is closed behind the last one.
-
+    The last line of standard output is the RESULT line. A multirun prints one for each point, and one more for all.
     A signal stops the job until its outcome is settled; a later one changes neither the line nor the code.
+
+    Args:
+      job: what to run.
+      between_points: shared by the points of a multirun, and closed behind the last one.
     """
     take_signals()
     logging.basicConfig(level=logging.INFO, handlers=[_stderr_handler()])
-    outcomes: list[Outcome] = []
-    told: list[Outcome] = []
-    ended = Outcome()
-    more: dict[str, Any] = {}
-    with ended.recording(), stop_on_signals(), between_points or contextlib.nullcontext():
-        _run_hydra(job, outcomes, told, ended)
-    if not outcomes and ended.status == "ok":
+    session = _Session()
+    with session.whole.recording(), stop_on_signals(), between_points or contextlib.nullcontext():
+        # Only a normal exit removes the temporary folders of libraries: they go into this one, which ``leave`` removes.
+        tempfile.tempdir = tempfile.mkdtemp(prefix=_TEMPORARY)
+        _run_hydra(job, session)
+    if not session.outcomes and session.whole.status == "ok":
         return EXIT_OK  # --help, --cfg and the like
-    if outcomes and not told:
-        (ended,) = outcomes
-    elif outcomes:
-        # A signal between two points is the whole's own.
-        worst = max([ended, *outcomes], key=lambda outcome: outcome.exit_code)
-        ended.status, ended.exit_code, ended.error = worst.status, worst.exit_code, worst.error
-        ended.rows = [row for outcome in outcomes for row in outcome.rows]
-        ended.restarts = sum(outcome.restarts for outcome in outcomes)
-        more["run_dirs"] = [str(outcome.run_dir) for outcome in outcomes if outcome.run_dir]
-    _print(ended.line(**more))
-    return ended.exit_code
+    outcome, more = session.result()
+    _print(outcome.line(**more))
+    return outcome.exit_code
 
 
-def _run_hydra(job: Job, outcomes: list[Outcome], told: list[Outcome], ended: Outcome) -> None:
-    """Compose the config and run the job, or one for each point; a config that can't be composed ends the whole.
+def leave(code: int) -> NoReturn:
+    """End the process with this exit code."""
+    if Path(tempfile.gettempdir()).name.startswith(_TEMPORARY):
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = code or EXIT_INFRASTRUCTURE
+    # Threads of Ray or W&B that outlive their close must not hold the job, or change its exit code.
+    os._exit(code)
 
-    ``told`` gets the points of a multirun whose RESULT line is out.
-    """
+
+def _run_hydra(job: Job, session: _Session) -> None:
+    """Compose the config and run the job, or one for each point; a config that can't be composed ends the session."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from hydra.types import RunMode
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from jobs.config.problem import config_dir
     from jobs.config.schema import register
 
     register()
+    OmegaConf.register_new_resolver("job_help", _job_help, replace=True)
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def task(config: DictConfig) -> None:
         raise_if_stopped()
         outcome = Outcome()
         with outcome.recording(), stop_on_signals():
-            outcomes.append(outcome)
+            session.outcomes.append(outcome)
             job(config, outcome)
         if HydraConfig.get().mode is RunMode.MULTIRUN:
-            told.append(outcome)
+            session.is_multirun = True
             _print(outcome.line())
 
-    # Or Hydra prints the error and exits with 1, where this project's code is 2.
+    # Hydra exits with 1 on its own errors; catch them so that the exit code is 2.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         task()
     except (HydraException, OmegaConfBaseException) as error:
-        ended.end("usage_error", EXIT_USAGE, _told(error))
+        session.whole.end("usage_error", EXIT_USAGE, _in_one_line(error))
     except SystemExit as error:
-        # argparse, which has printed what is wrong.
+        # argparse has printed what is wrong.
         if error.code:
-            ended.end("usage_error", EXIT_USAGE, "the command line can't be parsed")
+            session.whole.end("usage_error", EXIT_USAGE, "the command line can't be parsed")
 
 
-def _told(error: BaseException) -> str:
-    """What Hydra says in one line: the option first, then the reason, which it keeps in the exception's cause."""
+def _job_help() -> str:
+    """Head of ``--help``: the docstring of the module that runs."""
+    return (sys.modules["__main__"].__doc__ or "").strip().replace("``", "") + "\n"
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Hydra's message: the option first, then the reason, which it keeps in the exception's cause."""
+    from jobs.config.options import renamed_option
+
     causes = [error, *([error.__cause__] if error.__cause__ else [])]
     lines = [line.strip() for cause in causes for line in str(cause).splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(lines))
+    text = "; ".join(dict.fromkeys(lines))
+    return renamed_option(text) or text
 
 
 def _print(line: str) -> None:
@@ -114,22 +156,3 @@ def _stderr_handler() -> logging.Handler:
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     return handler
-
-
-def _remove_temporary_folders() -> None:
-    """What Python removes as it ends, of W&B's: ``os._exit`` leaves no time for that."""
-    for found in gc.get_objects():
-        if type(found) is tempfile.TemporaryDirectory:
-            with contextlib.suppress(OSError):
-                found.cleanup()
-
-
-def leave(code: int) -> NoReturn:
-    """End the process with this exit code."""
-    _remove_temporary_folders()
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        code = code or EXIT_INFRASTRUCTURE
-    # Threads of Ray or W&B that outlive their close must not hold the job, or change its exit code.
-    os._exit(code)

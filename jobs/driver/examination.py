@@ -7,12 +7,14 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from omegaconf import DictConfig
 
 from cmkernel.hardware import COMPUTE_CAPABILITY, MIN_NCCL_VERSION
+from jobs.config.choices import Implementation
 from jobs.config.rules import to_settings
-from jobs.config.schema import ClusterSettings, Implementation, Settings
+from jobs.config.schema import ClusterSettings, Settings
 from jobs.driver.hosts import driver_versions
 from jobs.driver.outcome import Outcome
 from jobs.errors import EXIT_CHECK_FAILED, InfrastructureError, NoCapacity
@@ -27,7 +29,7 @@ from jobs.health.host import host_facts
 from jobs.health.link_findings import link_findings
 from jobs.health.pairs import rounds
 from jobs.health.table import print_findings
-from jobs.records.environment import environment
+from jobs.records.environment import here
 from jobs.results.disk.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
@@ -193,7 +195,7 @@ def _conclude(outcome: Outcome, seen: Examination, run_dir: RunDir) -> None:
         run_dir.write_examination(
             {
                 "format_version": FORMAT_VERSION,
-                **environment(submitted_git_sha()),
+                **_driver(),
                 "hosts": [dataclasses.asdict(host) for host in seen.hosts],
                 "links": [dataclasses.asdict(link) for link in seen.links],
                 "findings": [
@@ -205,6 +207,12 @@ def _conclude(outcome: Outcome, seen: Examination, run_dir: RunDir) -> None:
         if failures := seen.failures():
             named = "; ".join(f"{finding.check} on {finding.where}" for finding in failures[:8])
             outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failures)} checks failed: {named}")
+
+
+def _driver() -> dict[str, Any]:
+    """Command, code and machine of the driver."""
+    environment = dataclasses.asdict(here(submitted_git_sha()))
+    return {name: environment[name] for name in ("command", "git_sha", "python", "platform", "driver_host", "user")}
 
 
 def _names_kernel(settings: Settings) -> bool:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from jobs.driver.outcome import Outcome
 from jobs.records.member import Member
-from jobs.records.row import Row
+from jobs.records.row import Row, RowSummary
 from jobs.records.soak import SoakSlice
 from jobs.results.analysis.best import Best
 from jobs.results.analysis.robust import DEFAULT_OUTLIER_Z
 from jobs.results.analysis.soaking import Point
 from jobs.results.disk.journal import Journal
 from jobs.results.terminal import table
+from jobs.results.terminal.columns import DEFAULT_VIEW, View
 from jobs.results.terminal.progress import Progress
 from jobs.results.terminal.steps import Step
 from jobs.signals import signals_held
@@ -35,6 +36,7 @@ class Ledger:
       outcome: gets the rows and counts the restarts; its W&B run has been started.
       progress: shows steps and rows.
       outlier_z: which iterations of a soak stand out.
+      view: how rows are shown.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Ledger:
         *,
         soak_journal: Journal | None = None,
         outlier_z: float = DEFAULT_OUTLIER_Z,
+        view: View = DEFAULT_VIEW,
     ) -> None:
         self.lock = threading.RLock()
         """Held while anything of this object's is read or changed."""
@@ -53,10 +56,11 @@ class Ledger:
         self._progress = progress
         self._soak_journal = soak_journal
         self._outlier_z = outlier_z
+        self._view = view
         self._introduced = False
 
-    def rows(self, island: str | None) -> list[Row]:
-        """Those of one island so far, condensed; ``None``: of a job without islands."""
+    def rows(self, island: str | None) -> list[RowSummary]:
+        """Rows of one island so far; ``None``: of a job without islands."""
         with self.lock:
             return [row for row in self._outcome.rows if row.island == island]
 
@@ -71,9 +75,10 @@ class Ledger:
             for row in rows:
                 self._journal.append(row)
                 assert self._outcome.wandb is not None
-                self._outcome.wandb.log_row(row.condensed(), members)
-                self._progress.print(table.row_line(row))
-                self._outcome.rows.append(row.condensed(of_verdict=True))
+                self._outcome.wandb.log_row(row.summary(), members)
+                for line in table.row_lines(row, self._view, beside=rows):
+                    self._progress.print(line)
+                self._outcome.rows.append(row.summary())
 
     def points(self, island: str | None) -> list[Point]:
         """Slices of the soak of one island so far; ``None``: of a job without islands."""
@@ -96,17 +101,19 @@ class Ledger:
                     f"WRONG: iterations {found.wrong[:8]} of the soak of {found.implementation} on {found.case}"
                 )
 
-    def introduce(self, first: Sequence[str], later: Sequence[str]) -> None:
-        """What stands above the rows of a gang: ``first`` for the job's first one, ``later`` for any other."""
+    def introduce(self, first: Sequence[str], later: Sequence[str], *, islands: bool) -> None:
+        """Print what stands above the rows of a gang: ``first`` and the columns for the first one, else ``later``."""
         with self.lock:
-            lines, self._introduced = later if self._introduced else first, True
-            for line in lines:
+            is_first, self._introduced = not self._introduced, True
+            for line in first if is_first else later:
+                self._progress.note(line)
+            for line in table.column_lines(self._view, islands=islands) if is_first else ():
                 self._progress.print(line)
 
     def print(self, line: str) -> None:
         """A line among the rows."""
         with self.lock:
-            self._progress.print(line)
+            self._progress.note(line)
 
     def expect(self, plan: Sequence[Step], island: str | None) -> None:
         """A gang of ``island`` will come to these steps, in the place of those that its predecessor hasn't come to."""
@@ -123,7 +130,7 @@ class Ledger:
         """A line for the log and among the rows."""
         with self.lock:
             logger.info("%s", text)
-            self._progress.print(f"# {text}")
+            self._progress.note(f"# {text}")
 
     def restarts(self) -> None:
         """A gang was lost and another one takes over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,13 @@ from jobs.driver.result_line import result_line
 from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, JobError, JobStopped
 
 if TYPE_CHECKING:
-    from jobs.records.row import Row
+    from jobs.records.row import RowSummary
     from jobs.results.analysis.soaking import Point
     from jobs.results.wandb.sink import WandbSink
 
 logger = logging.getLogger(__name__)
+
+_INSTALL = "run scripts/bench.sh, which makes an environment with all packages, or install requirements.lock"
 
 
 @dataclasses.dataclass
@@ -29,10 +32,10 @@ class Outcome:
     error: str | None = None
     run_dir: Path | None = None
     wandb: WandbSink | None = None
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    """All rows of the journal, condensed, those of a job that this one resumes included."""
+    rows: list[RowSummary] = dataclasses.field(default_factory=list)
+    """All rows of the journal, those of a job that this one resumes included."""
     soak: list[Point] = dataclasses.field(default_factory=list)
-    """Of each slice of the soak."""
+    """Every slice of the soak."""
     restarts: int = 0
     restart_s: float = 0.0
     """Seconds from each loss of a gang to the first step of the next one, added up."""
@@ -51,6 +54,9 @@ class Outcome:
         except (JobError, JobStopped) as error:
             self.end(error.status, error.exit_code, f"{where}{error}")
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(("jobs", "cmkernel")):
+                self.end("infrastructure_error", EXIT_INFRASTRUCTURE, f"{sys.executable}: {error}; {_INSTALL}")
+                return
             logger.exception("a bug, or an error that nobody foresaw")
             self.end("internal_error", EXIT_INFRASTRUCTURE, f"{where}{type(error).__name__}: {error}")
 

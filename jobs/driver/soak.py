@@ -8,53 +8,48 @@ import time
 from collections.abc import Callable, Sequence
 
 from jobs.config.schema import Settings
-from jobs.driver.benchmark import Benchmark, seed
+from jobs.driver.measurement import Measurement, seed
+from jobs.measure.programs import Request
 from jobs.measure.soak import INTEGERS_EVERY
-from jobs.records.row import Case
+from jobs.records.case import Case
 from jobs.records.soak import SoakSlice
+from jobs.results.analysis.soaking import Point
+from jobs.results.terminal.steps import soak_step
 
-# A soak has some 20 slices, at least of a second each, or Ray's calls would be much of them; a minute is lost at most.
+# A soak has about 20 slices. A slice takes at least a second, so that Ray's calls are a small part of it, and at most a
+# minute, which is all that a lost gang can lose.
 _SLICES = 20
 _MIN_SLICE_S, _MAX_SLICE_S = 1.0, 60.0
-# Iterations of a case's first slice, which compiles; and by how much later slices may grow at once.
+# Iterations of a case's first slice, which compiles, and the largest growth from one slice to the next.
 _FIRST_ITERATIONS, _GROWTH = 2 * INTEGERS_EVERY, 8
 
 
 @dataclasses.dataclass
 class _Turn:
-    """How a case goes on."""
+    """Next slice of a case."""
 
     first_iteration: int
     iterations: int = _FIRST_ITERATIONS
 
 
 class Soak:
-    """Drives the ranks of ``benchmark``'s gang.
+    """Drives the ranks of a measurement through slices of its cases.
 
     Args:
-      benchmark: of the gang.
-      settings: of the job, with ``timing.soak_minutes``.
-      earlier_s: seconds that earlier gangs have soaked.
-      iterations: of each case that earlier gangs have done.
-      report: told of each slice.
+      measurement: of the gang.
+      target: what ``kernel.implementation`` asks for.
+      earlier: slices of earlier gangs.
       record: takes the slices.
     """
 
     def __init__(
-        self,
-        benchmark: Benchmark,
-        settings: Settings,
-        *,
-        earlier_s: float,
-        iterations: Callable[[Case], int],
-        report: Callable[[str], None],
-        record: Callable[[SoakSlice], None],
+        self, measurement: Measurement, target: Request, earlier: Sequence[Point], record: Callable[[SoakSlice], None]
     ) -> None:
-        self._benchmark = benchmark
-        self._settings = settings
-        self._done_s = earlier_s
-        self._iterations = iterations
-        self._report = report
+        self._measurement = measurement
+        self._settings = measurement.settings
+        self._target = target
+        self._done_s = sum(point.seconds for point in earlier)
+        self._earlier = earlier
         self._record = record
         self._turns: dict[Case, _Turn] = {}
         self._open: tuple[Case, str] | None = None
@@ -62,7 +57,7 @@ class Soak:
     def run(self, cases: Sequence[Case]) -> None:
         """Slices of each of ``cases`` in turn, until ``timing.soak_minutes`` are over.
 
-        Raises: what ``Benchmark.run`` raises.
+        Raises: as ``Benchmark.run``.
         """
         total_s = soak_s(self._settings)
         longest_s = min(_MAX_SLICE_S, self._settings.cluster.step_timeout_s / 4)
@@ -73,23 +68,24 @@ class Soak:
                     self._slice(case, min(slice_s, left_s))
 
     def _slice(self, case: Case, wanted_s: float) -> None:
-        turn = self._turns.setdefault(case, _Turn(self._iterations(case)))
-        self._report(f"{case}: soak, {self._done_s:.0f} of {soak_s(self._settings):.0f} s")
+        done = sum(point.iterations for point in self._earlier if point.case == case)
+        turn = self._turns.setdefault(case, _Turn(done))
+        measurement = self._measurement
+        measurement.report(soak_step(), f"{case}: soak, {self._done_s:.0f} of {soak_s(self._settings):.0f} s")
         began = time.monotonic()
         opens = self._open is None or self._open[0] != case
         implementation = self._implementation(case)
         opened = time.monotonic()
         check = self._settings.check
-        ranks = self._benchmark.call(
-            "soak",
+        ranks = measurement.ranks.soak(
+            case,
             implementation,
-            turn.iterations,
-            seed(),
-            check.fault,
+            iterations=turn.iterations,
+            seed=seed(),
+            fault=check.fault,
             # Without fault_after the fault was planted before, and the case isn't soaked.
-            max((check.fault_after or 0) - turn.first_iteration, 0),
-            opens,
-            doing=f"soaking {implementation} on {case}",
+            fault_from=max((check.fault_after or 0) - turn.first_iteration, 0),
+            compiles=opens,
         )
         ended = time.monotonic()
         seconds = round(ended - began, 3)
@@ -101,8 +97,8 @@ class Soak:
                 start_s=round(self._done_s, 3),
                 seconds=seconds,
                 first_iteration=turn.first_iteration,
-                attempt=self._benchmark.attempt,
-                island=self._benchmark.island,
+                attempt=measurement.attempt,
+                island=measurement.island,
                 time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             )
         )
@@ -112,12 +108,13 @@ class Soak:
         turn.iterations = min(max(fitting, _FIRST_ITERATIONS), _GROWTH * turn.iterations)
 
     def _implementation(self, case: Case) -> str:
-        """What runs on ``case``, which is open from here on."""
+        """Implementation that runs on ``case``, which is open from here on."""
         if self._open is None or self._open[0] != case:
-            self._open = case, self._benchmark.open_target(case)
+            (opened,) = self._measurement.open(case, [self._target])
+            self._open = case, opened.implementation
         return self._open[1]
 
 
 def soak_s(settings: Settings) -> float:
-    """Seconds that the soak takes; 0 where there is none."""
+    """Seconds of the soak; 0 where there is none."""
     return 60 * (settings.timing.soak_minutes or 0)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
-from jobs.config.schema import Settings, World
+from jobs.config.choices import World
+from jobs.config.schema import Settings
 from jobs.driver.outcome import Outcome
 from jobs.errors import EXIT_CHECK_FAILED
 from jobs.results.analysis import soaking
 from jobs.results.analysis.standings import standings
 from jobs.results.terminal import table
+from jobs.results.terminal.wrapping import terminal_width, wrapped
 from jobs.results.wandb.metrics import Scalar
 
 
@@ -19,7 +22,7 @@ def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
     if failed:
         named = ", ".join(f"{row.implementation} on {row.case}" for row in failed)
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
-    _print(table.footer_lines(outcome.rows))
+    _print(table.footer_lines(outcome.rows, min_gain=settings.tuning.min_gain))
     told: dict[str, Scalar] = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
     if settings.cluster.world is World.per_island:
         told |= _judge_islands(outcome, settings)
@@ -30,7 +33,7 @@ def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
 
 def _judge_islands(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
     """Rank islands and ranks, and fail the job where one is an outlier; what W&B's summary says of them."""
-    found = standings(outcome.rows, outlier_z=settings.cluster.outlier_z, num_samples=settings.timing.chains)
+    found = standings(outcome.rows, outlier_z=settings.cluster.outlier_z)
     _print(found.lines())
     if outliers := found.outliers:
         named = "; ".join(f"{standing.name}: {standing.worst}" for standing in outliers[:8])
@@ -60,5 +63,5 @@ def _judge_soak(outcome: Outcome) -> dict[str, Scalar]:
 
 
 def _print(lines: Sequence[str]) -> None:
-    for line in lines:
+    for line in wrapped(lines, terminal_width(sys.stdout)):
         print(line, flush=True)

@@ -1,10 +1,10 @@
-"""The ranks of a job: where they run, how they start, are called, and end. Ray stays in here."""
+"""The ranks of a job: their placement, start, calls and end. Only this package and the entry points use Ray."""
 
 import os
 
-# On a rank's death the raylet's account of it would be printed into the job's table on standard output; the error that
-# the job ends with says the same. Ray reads this when it is imported, and log_to_driver=False doesn't cover it.
+# When a rank dies, Ray prints the raylet's account into the job's table on standard output; the job's error says the
+# same. log_to_driver=False doesn't prevent that. Ray reads this variable at its import.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-# A call of Ray's behind ray.shutdown(), from a thread that outlives the job's end, would connect to whatever other Ray
-# runs on this host. Read at the import, too.
+# A thread that outlives the job may call Ray after ray.shutdown(), which would connect to any other Ray on this host.
+# Ray reads this variable at its import, too.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"

@@ -1,4 +1,4 @@
-"""Which Ray to use, and whether it answers."""
+"""The address of the Ray to use, and a test that it answers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError, UsageError
+from jobs.gang.library_errors import fatal_line, refuses_token
 
 RAY_ADDRESS = "RAY_ADDRESS"
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
-_FROM_ELSEWHERE = "from a host that is no node of the cluster: scripts/submit.sh --address http://HEAD:8265"
+_FROM_ELSEWHERE = "from any other host, use scripts/submit.sh --address http://HEAD:8265"
 
 
 def cluster_address(settings: ClusterSettings) -> str | None:
-    """``host:port`` or ``auto`` of the cluster to connect to; ``None``: start a local Ray.
+    """``host:port`` of the cluster to connect to, or ``auto``; ``None`` starts a local Ray.
 
     Raises:
-      UsageError: no address where one is needed, or one that a driver can't use.
+      UsageError: the address is missing, contradicts ``cluster.mode``, or isn't ``host:port`` or ``auto``.
     """
     if settings.mode is ClusterMode.local:
         if settings.address is not None:
@@ -35,22 +37,23 @@ def cluster_address(settings: ClusterSettings) -> str | None:
         raise UsageError(f"cluster.mode=ray needs cluster.address=host:port, or {RAY_ADDRESS} in the environment")
     if "://" in address:
         raise UsageError(
-            f"{option}={address} must be host:port of the cluster's head (6379 by default), on one of its nodes; "
+            f"{option}={address} must be host:port of the cluster's head (port 6379 by default), and the job must run "
+            f"on one of the cluster's nodes; "
             f"{_FROM_ELSEWHERE}"
         )
     if address != "auto" and not _HOST_PORT.fullmatch(address):
-        raise UsageError(f"{option}={address} must be host:port, or auto for the Ray that runs on this host")
+        raise UsageError(f"{option}={address} must be host:port, or auto for the Ray on this host")
     return address
 
 
 def check_reachable(address: str, timeout_s: float) -> None:
-    """Rehearse the connection in a process of its own.
+    """Try the connection in a separate process.
 
     Raises:
-      InfrastructureError: no Ray that this host can use answered within ``timeout_s`` seconds.
+      InfrastructureError: no Ray that this host can use answers within ``timeout_s`` seconds.
     """
     program = Path(__file__).with_name("rehearse.py")
-    # -P: the program's folder holds modules, and is no place to import from.
+    # -P keeps the program's folder off the import path: its modules would shadow others.
     command = [sys.executable, "-P", str(program), address, str(timeout_s)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
@@ -59,24 +62,17 @@ def check_reachable(address: str, timeout_s: float) -> None:
     else:
         if done.returncode == 0:
             return
-        why = _refusal(done.stderr) or _last_error(done.stderr) or f"the attempt ended with code {done.returncode}"
+        why = _refusal(done.stderr) or fatal_line(done.stderr) or f"the test connection exits with {done.returncode}"
     raise InfrastructureError(
         f"can't use a Ray at {address}: {why}. It must be the address of the head's GCS (port 6379 by default), and "
         f"this host one of the cluster's nodes; {_FROM_ELSEWHERE}"
     )
 
 
-def _refusal(said: bytes | None) -> str | None:
-    if b"InvalidAuthToken" not in (said or b""):
+def _refusal(stderr: bytes | None) -> str | None:
+    if not refuses_token(stderr or b""):
         return None
     return (
         "it refuses this driver's token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (default "
         "~/.ray/auth_token) to the cluster's token"
     )
-
-
-def _last_error(said: bytes) -> str | None:
-    """Of a Python traceback, or of the C++ code that aborted."""
-    text = said.decode(errors="replace")
-    errors = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception|gaierror)\b.*$|Check failed: .*$", text, re.MULTILINE)
-    return errors[-1] if errors else None

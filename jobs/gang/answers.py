@@ -1,4 +1,4 @@
-"""Waiting for what actors answer, in the order in which they do, always with a time limit."""
+"""Answers of actors, in order of arrival and always with a time limit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ray import ObjectRef
 
 from jobs.signals import raise_if_stopped
 
-# How long a signal whose exception got lost can stay unnoticed.
+# Upper bound for noticing a signal whose exception was lost.
 _CHECK_INTERVAL_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What came back from one call: a value, or the error of the call."""
+    """Result of one call: its value or its error."""
 
     key: int
     value: Any = None
@@ -28,21 +28,21 @@ class Answer:
 
 
 class Answers:
-    """Calls in flight, by a number of the caller's choice (a rank)."""
+    """Calls in flight, by a number that the caller chooses, such as the rank."""
 
-    # Futures, not ray.wait() or ray.get(): a signal handler's exception can leave Python code, but inside Ray's C++ it
-    # becomes a SystemError, and only when the call would have returned anyway.
+    # Futures instead of ray.wait() or ray.get(): inside Ray's C++ code a signal handler's exception becomes a
+    # SystemError, and surfaces only when the call returns anyway.
 
     def __init__(self, refs: Mapping[int, ObjectRef[Any]]) -> None:
         self._arrived: queue.Queue[Answer] = queue.Queue()
         self.unfinished: set[int] = set()
-        # The references live as long as this object: Ray may drop a result that nobody refers to.
+        # Keep the references: Ray may drop a result that nothing refers to.
         self._refs: dict[int, ObjectRef[Any]] = {}
         for key, ref in refs.items():
             self.add(key, ref)
 
     def add(self, key: int, ref: ObjectRef[Any]) -> None:
-        """One more call in flight, of a key that has none."""
+        """Add a call in flight; ``key`` must have none."""
         self.unfinished.add(key)
         self._refs[key] = ref
         ref.future().add_done_callback(partial(self._done, key))
@@ -52,10 +52,10 @@ class Answers:
         self._arrived.put(Answer(key, error=error) if error else Answer(key, value=future.result()))
 
     def next(self, deadline: float) -> Answer | None:
-        """The next answer, or ``None`` where there is none before ``deadline`` (``time.monotonic()``).
+        """Wait for the next answer; ``None`` if none arrives before ``deadline`` (``time.monotonic()``).
 
         Raises:
-          JobStopped: a signal came.
+          JobStopped: a signal arrived.
         """
         while self.unfinished:
             raise_if_stopped()
@@ -69,3 +69,19 @@ class Answers:
             self.unfinished.discard(answer.key)
             return answer
         return None
+
+    def collect(self, timeout_s: float) -> tuple[dict[int, Any], dict[int, BaseException]]:
+        """Values and errors that arrive within ``timeout_s`` seconds; the others stay in ``unfinished``.
+
+        Raises:
+          JobStopped: a signal arrived.
+        """
+        values: dict[int, Any] = {}
+        errors: dict[int, BaseException] = {}
+        deadline = time.monotonic() + timeout_s
+        while (answer := self.next(deadline)) is not None:
+            if answer.error is None:
+                values[answer.key] = answer.value
+            else:
+                errors[answer.key] = answer.error
+        return values, errors

@@ -1,4 +1,4 @@
-"""Waiting for the hosts that a job needs: some join late, some come back."""
+"""Wait for the hosts that a job needs: some join late, some come back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ _INTERVAL_S = 0.5
 
 
 def default_num_ranks(cluster: Cluster, settings: ClusterSettings) -> int:
-    """``cluster.num_ranks``; where that is null every GPU (``gpus_per_host`` of each host), or 4 CPU ranks.
+    """``cluster.num_ranks``; if null, one rank per GPU (``gpus_per_host`` on each host), or 4 CPU ranks.
 
     Raises:
       UsageError: ``num_ranks`` is no multiple of ``gpus_per_host``.
-      NoCapacity: the cluster doesn't have that many GPUs or CPUs, free or not, and didn't get them within
-        ``placement_timeout_s``.
-      JobStopped: a signal came.
+      NoCapacity: the cluster lacks that many GPUs or CPUs, free or not, for ``placement_timeout_s`` seconds.
+      JobStopped: a signal arrived.
     """
 
     def fit(nodes: Sequence[Node]) -> int:
@@ -36,11 +35,11 @@ def default_num_ranks(cluster: Cluster, settings: ClusterSettings) -> int:
 
 
 def await_capacity[T](cluster: Cluster, timeout_s: float, fit: Callable[[Sequence[Node]], T]) -> T:
-    """What ``fit`` makes of the cluster's nodes, asked again as long as they aren't enough and others may join.
+    """Call ``fit`` with the cluster's nodes, again while it raises ``NoCapacity`` and others may join.
 
     Raises:
-      NoCapacity: they weren't enough within ``timeout_s`` seconds; at once where the Ray is local, which nobody joins.
-      JobStopped: a signal came.
+      NoCapacity: they aren't enough within ``timeout_s`` seconds. A local Ray raises at once, as no node can join.
+      JobStopped: a signal arrived.
     """
     deadline = time.monotonic() + timeout_s
     waiting = False
@@ -51,7 +50,7 @@ def await_capacity[T](cluster: Cluster, timeout_s: float, fit: Callable[[Sequenc
             if cluster.is_local or time.monotonic() >= deadline:
                 raise
             if not waiting:
-                logger.warning("waiting up to cluster.placement_timeout_s=%g for nodes to join: %s", timeout_s, error)
+                logger.warning("waiting up to cluster.placement_timeout_s=%g s for nodes to join: %s", timeout_s, error)
                 waiting = True
         raise_if_stopped()
         time.sleep(_INTERVAL_S)

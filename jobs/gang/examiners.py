@@ -1,34 +1,34 @@
-"""One examiner on each host: an actor that takes no resources, so that it starts also where everything is taken."""
+"""One examiner per host: an actor that reserves no resources, so that it starts even on a full host."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from jobs.errors import one_line
 from jobs.gang.answers import Answers
+from jobs.gang.closing import Closing, finishes_within
 from jobs.gang.shape import Node
 from jobs.health.examiner import Examiner
 from jobs.health.facts import Bandwidth, HostFacts, Xid
 from jobs.health.pairs import rounds
 
 START_TIMEOUT_S = 60.0
-# The first process on a node makes the environment that scripts/submit.sh --install asks for.
+# The first process on a node installs the environment that scripts/submit.sh --install requests.
 _INSTALL_TIMEOUT_S = 600.0
 _ANSWER_TIMEOUT_S = 15.0
 _CLOSE_TIMEOUT_S = 5.0
-# The fastest of several round trips tells a clock's offset best.
+# The fastest of several round trips gives the best estimate of a clock's offset.
 _ROUND_TRIPS = 5
 _SEND_S = 0.5
 
 
-class Examiners:
-    """Examiners that run; a context manager that ends them. Nodes are known by their index in ``nodes``."""
+class Examiners(Closing):
+    """Running examiners, one per node, by index in ``nodes``; a context manager that ends them."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = tuple(nodes)
@@ -39,99 +39,85 @@ class Examiners:
             )
             for node in self.nodes
         ]
-        self._heard: dict[int, HostFacts] = {}
+        self._facts: dict[int, HostFacts] = {}
 
     def facts(
         self, *, with_gpus: bool, timeout_s: float = START_TIMEOUT_S
     ) -> tuple[list[HostFacts], list[tuple[Node, str]]]:
-        """What the hosts tell about themselves, and which ones don't, and why; those are asked nothing more.
+        """Facts of the hosts that answer, and the others with the reason; the others are asked nothing more.
 
-        ``timeout_s`` is for a process to start there; where Ray installs packages for it first, more.
+        ``timeout_s`` covers the start of a process. If Ray installs packages first, the limit is 600 s.
         """
         if ray.get_runtime_context().runtime_env.get("pip"):
             timeout_s = _INSTALL_TIMEOUT_S
-        self._heard, errors = self._ask("facts", with_gpus, of=range(len(self.nodes)), timeout_s=timeout_s)
+        self._facts, errors = self._ask("facts", with_gpus, of=range(len(self.nodes)), timeout_s=timeout_s)
         silent = [(self.nodes[i], why) for i, why in sorted(errors.items())]
-        return [self._heard[i] for i in sorted(self._heard)], silent
+        return [self._facts[i] for i in sorted(self._facts)], silent
 
     def clock_offsets(self) -> dict[str, tuple[float, float]]:
-        """Of each host that was heard: its clock minus the driver's, and how far off that may be, in seconds."""
+        """By host that answered: its clock minus the driver's, and the error of that, both in seconds."""
         best: dict[str, tuple[float, float]] = {}
-        for index, facts in self._heard.items():
+        for index, facts in self._facts.items():
             for _ in range(_ROUND_TRIPS):
                 asked = time.time()
                 answers, _ = self._ask("now", of=[index])
                 if index not in answers:
                     break
                 answered = time.time()
-                # Half of the round trip is where the host looked at its clock, or off by that much.
+                # Assume that the host read its clock at half of the round trip; the error is at most that half.
                 offset = (answers[index] - (asked + answered) / 2, (answered - asked) / 2)
                 best[facts.host] = min(best.get(facts.host, offset), offset, key=lambda pair: pair[1])
         return best
 
     def tcp(self) -> list[Bandwidth]:
-        """Between neighbours in the ring of hosts, in each direction, each pair by itself."""
-        # Raylets of one host have one address.
-        first = {facts.ip: index for index, facts in reversed(self._heard.items())}
+        """TCP bandwidth between neighbours in the ring of hosts, in each direction; no host runs two at once."""
+        # Raylets of one host share an address.
+        first = {facts.ip: index for index, facts in reversed(self._facts.items())}
         neighbours = rounds([[index] for index in sorted(first.values())])
         turns = [turn for pairs in neighbours for turn in (pairs, [(b, a) for a, b in pairs])]
         return [link for turn in turns for link in self._tcp_round(turn)]
 
     def xids(self) -> list[tuple[HostFacts, tuple[Xid, ...], str | None]]:
-        """Of each host that was heard: the XIDs since ``facts``, and why it can't tell."""
-        answers, errors = self._ask("xids", of=self._heard)
-        told = {**{i: ((), why) for i, why in errors.items()}, **answers}
-        return [(self._heard[i], *told[i]) for i in sorted(self._heard)]
+        """XIDs since ``facts`` on each host that answered then, or the reason why they are unknown."""
+        answers, errors = self._ask("xids", of=self._facts)
+        answers |= {i: ((), why) for i, why in errors.items()}
+        return [(self._facts[i], *answers[i]) for i in sorted(self._facts)]
 
     def _tcp_round(self, pairs: Sequence[tuple[int, int]]) -> list[Bandwidth]:
-        """From the first of each pair to the second."""
+        """Bandwidth from the first of each pair to the second."""
         sinks, errors = self._ask("listen", of=[receiver for _, receiver in pairs])
         calls = {
-            sender: (self._heard[receiver].ip, *sinks[receiver], _SEND_S)
+            sender: (self._facts[receiver].ip, *sinks[receiver], _SEND_S)
             for sender, receiver in pairs
             if receiver in sinks
         }
         answers, failed = self._ask_each("send", calls)
         links = []
         for sender, receiver in pairs:
-            name = f"{self._heard[sender].host} to {self._heard[receiver].host}"
-            found = answers.get(sender, failed.get(sender) or errors.get(receiver))
-            is_speed = isinstance(found, float)
-            links.append(
-                Bandwidth(link=name, bytes_per_s=found if is_speed else None, error=None if is_speed else found)
-            )
+            name = f"{self._facts[sender].host} to {self._facts[receiver].host}"
+            # A speed, or the reason why there is none.
+            answer = answers.get(sender, failed.get(sender) or errors.get(receiver))
+            speed, error = (answer, None) if isinstance(answer, float) else (None, answer)
+            links.append(Bandwidth(link=name, bytes_per_s=speed, error=error))
         return links
 
     def _ask(
         self, method: str, *args: Any, of: Iterable[int], timeout_s: float = _ANSWER_TIMEOUT_S
     ) -> tuple[dict[int, Any], dict[int, str]]:
-        """Answers by node, and why others gave none."""
+        """Answers by node, and the reason for each node without one."""
         return self._ask_each(method, dict.fromkeys(of, args), timeout_s)
 
     def _ask_each(
         self, method: str, calls: Mapping[int, Sequence[Any]], timeout_s: float = _ANSWER_TIMEOUT_S
     ) -> tuple[dict[int, Any], dict[int, str]]:
         answers = Answers({i: getattr(self._actors[i], method).remote(*args) for i, args in calls.items()})
-        values: dict[int, Any] = {}
-        errors: dict[int, str] = {}
-        deadline = time.monotonic() + timeout_s
-        while (answer := answers.next(deadline)) is not None:
-            if answer.error is None:
-                values[answer.key] = answer.value
-            else:
-                errors[answer.key] = " ".join(str(answer.error).split())
-        return values, errors | dict.fromkeys(answers.unfinished, f"no answer within {timeout_s:g} s")
+        values, errors = answers.collect(timeout_s)
+        reasons = {index: one_line(error) for index, error in errors.items()}
+        return values, reasons | dict.fromkeys(answers.unfinished, f"no answer within {timeout_s:g} s")
 
-    def __enter__(self) -> Examiners:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # In a thread: with the cluster gone, Ray's calls may not come back.
-        thread = threading.Thread(target=self._kill, name="close-examiners", daemon=True)
-        thread.start()
-        thread.join(_CLOSE_TIMEOUT_S)
+    def close(self) -> None:
+        """Kill all examiners; takes 5 s at most."""
+        finishes_within(_CLOSE_TIMEOUT_S, self._kill, "close-examiners")
 
     def _kill(self) -> None:
         for actor in self._actors:

@@ -1,4 +1,4 @@
-"""Whether every rank is still there, also one that owes no answer: it may be dead, frozen or cut off."""
+"""Heartbeats of all ranks, including those that owe no answer: they may be dead, frozen or cut off."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jobs.gang.answers import Answer, Answers
 
 
 class Heartbeats:
-    """Asks every rank again and again; ``check`` is to be called whenever ``due_s`` has come, or more often.
+    """Pings every rank again and again; call ``check`` at ``due_s`` or more often.
 
     Args:
-      actors: by rank.
-      limit_s: a rank that gives no answer for so long is silent.
+      actors: actors by rank.
+      limit_s: seconds without an answer after which a rank is silent.
     """
 
     def __init__(self, actors: Sequence[Any], limit_s: float) -> None:
@@ -24,19 +24,19 @@ class Heartbeats:
         self._answers = Answers({})
         self._asked_s: dict[int, float] = {}
         self.due_s = 0.0
-        """When to check next (``time.monotonic()``)."""
+        """Time of the next check (``time.monotonic()``)."""
 
     def check(self) -> tuple[Answer | None, list[int]]:
-        """A rank's death, where one has been seen, and the ranks that are silent.
+        """Return a rank's death, if seen, and the ranks that are silent.
 
         Raises:
-          JobStopped: a signal came.
+          JobStopped: a signal arrived.
         """
         now_s = time.monotonic()
         while (answer := self._answers.next(now_s)) is not None:
             if answer.error is not None:
                 return answer, []
-        # A rank was heard of before it was asked: the silence may have begun one interval earlier.
+        # A rank's last answer came before this ping: its silence may have begun one interval earlier.
         limit_s = self.limit_s - self._interval_s
         silent = [rank for rank in self._answers.unfinished if now_s - self._asked_s[rank] >= limit_s]
         if now_s >= self.due_s:

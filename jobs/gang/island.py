@@ -1,4 +1,4 @@
-"""Islands: a cluster cut into gangs of one size, none of which leaves its NVLink domain; plain data, no Ray here."""
+"""Islands: a cluster cut into gangs of one size, each inside one NVLink domain. Plain data without Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, Shape, describe
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one Ray node gives to an island."""
+    """Ranks of an island on one Ray node."""
 
     node_id: str
     host: str
@@ -22,14 +22,14 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Island:
-    """Where one of the gangs runs, from the job's start to its end."""
+    """The nodes of one gang, from the job's start to its end."""
 
     name: str
-    """By its hosts, and its number where they hold several: ``h1``, ``h1..h4``, ``h1/0``."""
+    """Its hosts, and a number if they hold several islands: ``h1``, ``h1..h4``, ``h1/0``."""
     shares: tuple[Share, ...]
     on_gpus: bool
     planned: frozenset[str] = frozenset()
-    """Ray nodes of all islands."""
+    """Ids of the Ray nodes of all islands."""
 
     @property
     def num_ranks(self) -> int:
@@ -38,42 +38,42 @@ class Island:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Where it runs."""
+        """Names of its hosts."""
         return frozenset(share.host for share in self.shares)
 
     def shape(self, nodes: Sequence[Node]) -> Shape:
-        """Its bundles on the ``nodes`` that are there now.
+        """Bundles on the current ``nodes``.
 
-        For a node that is gone another one of the same host stands in, if it has joined since: a raylet started anew.
+        A node that is gone is replaced by one that has joined on the same host since: a restarted raylet.
 
         Raises:
-          NoCapacity: there is none.
+          NoCapacity: a node is gone and has no replacement.
         """
-        there = {node.node_id for node in nodes}
-        found: list[str] = []
+        present = {node.node_id for node in nodes}
+        chosen: list[str] = []
         for share in self.shares:
-            heirs = (n.node_id for n in nodes if n.host == share.host and n.node_id not in {*self.planned, *found})
-            node_id = share.node_id if share.node_id in there else next(heirs, None)
+            heirs = (n.node_id for n in nodes if n.host == share.host and n.node_id not in {*self.planned, *chosen})
+            node_id = share.node_id if share.node_id in present else next(heirs, None)
             if node_id is None:
-                raise NoCapacity(f"island {self.name} needs its host {share.host}; there is {describe(nodes)}")
-            found.append(node_id)
-        return Shape(tuple(share.num_ranks for share in self.shares), "PACK", self.on_gpus, tuple(found))
+                raise NoCapacity(f"island {self.name} needs its host {share.host}; the cluster has {describe(nodes)}")
+            chosen.append(node_id)
+        return Shape(tuple(share.num_ranks for share in self.shares), "PACK", self.on_gpus, tuple(chosen))
 
 
 def cut(nodes: Sequence[Node], domains: Mapping[str, str], settings: ClusterSettings) -> tuple[Island, ...]:
-    """All islands of a cluster: of ``cluster.num_ranks`` ranks each, as many as each domain has room for.
+    """Cut a cluster into islands of ``cluster.num_ranks`` ranks, as many as fit into each domain.
 
-    Without ``num_ranks``, one island a domain: all its GPUs, or on CPUs all that Ray counts there, 4 at most. GPUs must
-    not be left over; CPUs may.
+    Without ``num_ranks`` each domain is one island: all its GPUs, or at most 4 of the CPUs that Ray counts there. CPUs
+    may be left over, GPUs must not.
 
     Args:
-      nodes: of the cluster.
-      domains: name of the NVLink domain of each, by node id; on CPUs, of the host.
-      settings: of the job.
+      nodes: nodes of the cluster.
+      domains: NVLink domain by node id; on CPUs, the host.
+      settings: cluster settings of the job.
 
     Raises:
-      UsageError: islands would be of different sizes, or GPUs be left over.
-      NoCapacity: no domain has room for one.
+      UsageError: islands would differ in size, or GPUs would be left over.
+      NoCapacity: no domain has room for an island.
     """
     on_gpus = any(node.num_gpus for node in nodes)
     by_domain: dict[str, list[Node]] = {}
@@ -84,24 +84,24 @@ def cut(nodes: Sequence[Node], domains: Mapping[str, str], settings: ClusterSett
     rooms = {domain: len(nodes) for domain, nodes in slots.items()}
     sizes = {domain: settings.num_ranks or room for domain, room in rooms.items()}
     what, named = "GPUs" if on_gpus else "CPUs", {domain: _hosts(members) for domain, members in by_domain.items()}
-    told = ", ".join(f"{room} on {named[domain]}" for domain, room in rooms.items())
+    listing = ", ".join(f"{room} on {named[domain]}" for domain, room in rooms.items())
     if len(set(sizes.values())) > 1:
         raise UsageError(
-            f"cluster.world=per_island needs islands of one size, and the {what} are {told}: name a cluster.num_ranks "
-            "that divides them all"
+            f"cluster.world=per_island needs islands of one size, but the {what} are {listing}: set "
+            "cluster.num_ranks to a divisor of all of them"
         )
     if on_gpus and any(room % sizes[domain] for domain, room in rooms.items()):
-        raise UsageError(f"cluster.num_ranks={settings.num_ranks} must divide the {what} of every island: {told}")
+        raise UsageError(f"cluster.num_ranks={settings.num_ranks} must divide the {what} of every domain: {listing}")
     islands = [
         (f"{named[domain]}/{number}" if rooms[domain] // sizes[domain] > 1 else named[domain], shares)
         for domain in by_domain
         for number, shares in enumerate(_islands(slots[domain], sizes[domain]))
     ]
     if not islands:
-        raise NoCapacity(f"cluster.num_ranks={settings.num_ranks}, but no island has that many {what}: {told}")
+        raise NoCapacity(f"cluster.num_ranks={settings.num_ranks}, but no domain has that many {what}: {listing}")
     planned = frozenset(node.node_id for members in by_domain.values() for node in members)
     count = Counter(name for name, _ in islands)
-    # Containers of two machines may have one name.
+    # Containers on two machines may share a name.
     return tuple(
         Island(name if count[name] == 1 else f"{name}#{number}", shares, on_gpus, planned)
         for number, (name, shares) in enumerate(islands)
@@ -109,7 +109,7 @@ def cut(nodes: Sequence[Node], domains: Mapping[str, str], settings: ClusterSett
 
 
 def _slots(nodes: Sequence[Node], on_gpus: bool, settings: ClusterSettings) -> list[Node]:
-    """The node of each rank that a domain has room for."""
+    """Node of each rank that fits into a domain."""
     slots = [node for node in nodes for _ in range(node.num_gpus if on_gpus else node.num_cpus)]
     # CPU ranks are for trying things out.
     return slots if on_gpus or settings.num_ranks else slots[:DEFAULT_CPU_RANKS]
@@ -121,7 +121,7 @@ def _hosts(nodes: Sequence[Node]) -> str:
 
 
 def _islands(slots: Sequence[Node], size: int) -> Iterator[tuple[Share, ...]]:
-    """Those of one domain, whose nodes are filled one after the other."""
+    """Islands of one domain; its nodes are filled one after the other."""
     for first in range(0, len(slots) - size + 1, size):
         counts = Counter(slots[first : first + size])
         yield tuple(Share(node.node_id, node.host, count) for node, count in counts.items())

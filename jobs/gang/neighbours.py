@@ -1,4 +1,4 @@
-"""The order of the ranks, how that lies on hosts, and what must hold between them before they can talk."""
+"""The order of the ranks, their layout on hosts, and what must hold before they can communicate."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 def ring_order(place: Place) -> tuple[Any, ...]:
-    """Sort key that makes neighbours in the ring neighbours in the machine: by host, then by GPU."""
+    """Sort key by host, then by GPU: neighbours in the ring are neighbours in the machine."""
     return natural(place.host), place.node_id, [natural(gpu) for gpu in place.gpu_ids]
 
 
 def layout(members: Sequence[Member], settings: ClusterSettings) -> Layout:
-    """How the ranks lie on hosts, with the bandwidths that ``settings`` name or that such devices let assume.
+    """Ranks on each host, with the bandwidths from ``settings``, or the defaults of the device kind.
 
-    GPUs that NVLink joins count as one host, whatever they are in.
+    An NVLink domain counts as one host, even if it spans several machines.
     """
     names = ("link_gbytes_per_s", "nic_gbytes_per_s", "nics_per_host")
     given = {name: value for name in names if (value := getattr(settings, name)) is not None}
@@ -40,9 +40,9 @@ def layout(members: Sequence[Member], settings: ClusterSettings) -> Layout:
 
 
 def refuse_loopback(places: Sequence[Place]) -> None:
-    """Raise ``InfrastructureError`` where a host's own name resolves to an address that other hosts can't reach.
+    """Raise ``InfrastructureError`` if a host's own name resolves to an address that other hosts can't reach.
 
-    Gloo tells its peers that address, whatever Ray calls the host.
+    Gloo announces that address to its peers, whatever address Ray uses.
     """
     if len({place.ip for place in places}) == 1:
         return
@@ -54,24 +54,24 @@ def refuse_loopback(places: Sequence[Place]) -> None:
 
 
 def refuse_unhealthy_gpus(places: Sequence[Place]) -> None:
-    """Raise ``InfrastructureError`` where a rank's GPU can't be trusted, or isn't its own; warnings are logged."""
-    found = [
+    """Raise ``InfrastructureError`` if a rank's GPU is faulty or in use by another process; log warnings."""
+    findings = [
         finding
         for rank, place in enumerate(places)
         if place.gpu is not None
         for finding in gpu_findings(f"rank {rank} on {place.host} (GPU {place.gpu.index})", place.gpu)
     ]
-    refuse_failures(found, logger)
+    refuse_failures(findings, logger)
 
 
 def refuse_shared_gpus(members: Sequence[Member]) -> None:
-    """Raise ``InfrastructureError`` where two ranks have one GPU: they would wait for each other inside the kernel."""
+    """Raise ``InfrastructureError`` if two ranks share a GPU: they would deadlock inside the kernel."""
     owners: dict[str, Member] = {}
     for member in members:
         if member.gpu_uuid is None:
             continue
         if (other := owners.setdefault(member.gpu_uuid, member)) is not member:
             raise InfrastructureError(
-                f"{other} and {member} have one GPU, {member.gpu_uuid}: several raylets of a host each need "
-                "CUDA_VISIBLE_DEVICES of their own"
+                f"{other} and {member} have one GPU, {member.gpu_uuid}: give each raylet of a host its own "
+                "CUDA_VISIBLE_DEVICES"
             )

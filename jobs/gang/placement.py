@@ -1,4 +1,4 @@
-"""A placement group for a gang: asked for with a time limit, given back in every case."""
+"""A placement group for a gang: reserved with a time limit, and released in every case."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jobs.gang.shape import Node, Shape, describe
 
 logger = logging.getLogger(__name__)
 
-# A label that Ray gives to each node.
+# Label that Ray sets on each node.
 _NODE_LABEL = "ray.io/node-id"
 
 
 class Placement:
-    """Resources that are reserved for a gang."""
+    """Resources reserved for a gang."""
 
     def __init__(self, group: PlacementGroup, shape: Shape) -> None:
         self._group = group
@@ -28,10 +28,10 @@ class Placement:
 
     @classmethod
     def reserve(cls, nodes: tuple[Node, ...], shape: Shape, *, timeout_s: float) -> Placement:
-        """Wait until the cluster has set the bundles of ``shape`` aside.
+        """Reserve the bundles of ``shape``.
 
         Raises:
-          NoCapacity: they weren't free within ``timeout_s`` seconds.
+          NoCapacity: they aren't free within ``timeout_s`` seconds.
         """
         where = [{_NODE_LABEL: node_id} for node_id in shape.node_ids] or None
         placement = cls(placement_group(shape.bundles, strategy=shape.strategy, bundle_label_selector=where), shape)
@@ -49,7 +49,7 @@ class Placement:
             raise
 
     def strategies(self) -> list[PlacementGroupSchedulingStrategy]:
-        """Where each rank's actor goes, bundle by bundle."""
+        """Scheduling strategy of each rank's actor, bundle by bundle."""
         return [
             PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
             for index, count in enumerate(self.shape.ranks_per_bundle)
@@ -57,11 +57,11 @@ class Placement:
         ]
 
     def remove(self) -> None:
-        """Give everything back; Ray kills what still runs in it."""
+        """Release all resources; Ray kills what still runs there."""
         try:
             remove_placement_group(self._group)
         except Exception as error:
-            logger.warning("the placement group could not be removed (Ray drops it when the job ends): %s", error)
+            logger.warning("the placement group can't be removed (Ray drops it when the job ends): %s", error)
 
 
 def _free(shape: Shape) -> str:

@@ -1,4 +1,4 @@
-"""Ray's start and end in this process, which a signal may stop at any moment."""
+"""Start and end of Ray in this process; a signal may interrupt either at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from jobs.errors import InfrastructureError
+from jobs.errors import InfrastructureError, one_line
 from jobs.signals import keep_signals, raise_if_stopped, signals_held, stopped_by
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ _RAYLET_TIMEOUT_S = 5.0
 
 @contextlib.contextmanager
 def connecting(what: str) -> Iterator[None]:
-    """For ``init`` and what follows until somebody else is there to call ``shut_down``.
+    """Clean up after a failed ``init``; use it until another owner will call ``shut_down``.
 
     Raises:
       InfrastructureError: Ray didn't start or can't be reached; the message begins with ``what``.
-      JobStopped: a signal came meanwhile; what had been started is gone.
+      JobStopped: a signal arrived meanwhile; all that was started has ended.
     """
     try:
         yield
@@ -42,43 +42,43 @@ def connecting(what: str) -> Iterator[None]:
         if stopped:
             raise stopped from error
         if isinstance(error, (RayError, RuntimeError, ValueError, OSError)):
-            raise InfrastructureError(f"{what}: {' '.join(str(error).split())}") from error
+            raise InfrastructureError(f"{what}: {one_line(error)}") from error
         raise
 
 
 def init(address: str, **options: Any) -> None:
-    """``ray.init`` under the job's signals. Output of the ranks stays in their files, which errors name."""
+    """Call ``ray.init`` and restore the job's signal handlers. The ranks' output stays in files, which errors name."""
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     finally:
-        # Before anything else it has put a handler of its own in the place of the job's, which raises SystemExit.
+        # ray.init replaces the job's SIGTERM handler by one that raises SystemExit.
         keep_signals()
     raise_if_stopped()
 
 
 def shut_down() -> None:
-    """``ray.shutdown``, within 20 s; signals wait for it."""
-    # In a thread: with the cluster gone, Ray's calls may not come back.
+    """Call ``ray.shutdown`` and wait 20 s at most; signals are held back."""
+    # In a thread, as Ray's calls may never return when the cluster is gone.
     thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
     deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
     with signals_held():
         thread.start()
         while thread.is_alive() and time.monotonic() < deadline:
             thread.join(_KEEP_INTERVAL_S)
-            # Ray's C++ code sets SIGTERM to what it does by default: it would kill the job, without a RESULT line.
+            # Ray's C++ code resets SIGTERM to the system's default, which would kill the job without a RESULT line.
             keep_signals()
     if thread.is_alive():
         logger.warning("ray.shutdown() didn't return within %g s", _SHUTDOWN_TIMEOUT_S)
 
 
 def _by_exit(error: BaseException | None) -> bool:
-    """Whether it is a SystemExit, or what Ray's C++ code made of one."""
+    """Return whether a ``SystemExit`` caused the error: Ray's C++ code turns it into others."""
     return isinstance(error, SystemExit) or (error is not None and _by_exit(error.__cause__ or error.__context__))
 
 
 def _end_raylet() -> None:
-    """End that of a ``ray.init`` that was interrupted, of which ``ray.shutdown`` knows nothing."""
-    # It would be killed with the job, and its agents, which it ends where it is asked to, would stay for a minute.
+    """End the raylet of an interrupted ``ray.init``, which ``ray.shutdown`` doesn't know."""
+    # Otherwise it is killed with the job, and its agents live on for a minute; SIGTERM makes it end them.
     deadline = time.monotonic() + _RAYLET_TIMEOUT_S
     with contextlib.suppress(OSError):
         children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
@@ -90,6 +90,6 @@ def _end_raylet() -> None:
 
 
 def _is_raylet(pid: int | str) -> bool:
-    """Whether it is one that runs: nobody has waited yet for one that has ended."""
+    """Return whether the process is a raylet and not a zombie."""
     name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
     return name == "raylet" and rest.split()[0] != "Z"

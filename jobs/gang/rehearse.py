@@ -1,7 +1,7 @@
-"""Run as a program, ``rehearse.py ADDRESS TIMEOUT_S``: connects to a Ray as a driver would, and leaves.
+"""A program, ``rehearse.py ADDRESS TIMEOUT_S``, that connects to a Ray as a driver would and exits.
 
-A process of its own, because ``ray.init`` on an address where no Ray answers doesn't return for minutes, and on a host
-without a node of the cluster aborts the process.
+It is a separate process because ``ray.init`` blocks for minutes if no Ray answers, and aborts the process on a host
+that is no node of the cluster.
 """
 
 import logging
@@ -11,15 +11,15 @@ import sys
 
 
 def main() -> None:
-    """Exit 0 where a driver on this host can use the Ray at the address."""
+    """Exit with 0 if a driver on this host can use the Ray at the address."""
     address, timeout_s = sys.argv[1], float(sys.argv[2])
     if address != "auto":
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
-    import ray  # only now: it takes a while
+    import ray  # slow, so only after the quick test
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    # ray.shutdown() has nothing to do here, and takes a second.
+    # Skip ray.shutdown(), which takes a second and has nothing to do.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What a killed gang leaves behind: processes and GPU memory that a fresh gang must not meet."""
+"""Remains of a killed gang: processes and GPU memory that must be gone before a fresh gang starts."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from jobs.gang.shape import Node
 
 logger = logging.getLogger(__name__)
 
-# Ray declares a node dead that it can't reach after some 65 s.
+# Ray declares an unreachable node dead after some 65 s.
 TIMEOUT_S = 100.0
-# How long a node waits for its processes to end and for its GPUs to be free.
+# Limit for a node's processes to end and its GPU memory to be free.
 NODE_TIMEOUT_S = 20.0
 _INTERVAL_S = 1.0
-# What a GPU's memory may have grown meanwhile by other causes.
+# Tolerated growth of a GPU's memory use from other causes.
 _SLACK_BYTES = 64 * 2**20
 Remains = tuple[list[int], list[str]]
-"""Processes that don't end, GPUs whose memory isn't free."""
+"""Ids of processes that don't end, and GPUs whose memory isn't free."""
 
 
 def await_gone(cluster: Cluster, places: Sequence[Place], *, hosts: Collection[str] | None = None) -> None:
-    """Wait until the gang that ran at ``places`` is gone, and every node that Ray counts on answers.
+    """Wait until the gang that ran at ``places`` is gone and every node that Ray calls alive answers.
 
-    A node that doesn't answer may be cut off: Ray would still start ranks there, so it must answer or be declared dead
-    first. A GPU whose memory isn't given back is only warned of: somebody else may have it. Where the next gang is
-    tied to some ``hosts``, their nodes alone must answer.
+    A node that doesn't answer may be cut off, and Ray would still start ranks there: it must answer or be declared dead
+    first. GPU memory that isn't released only causes a warning, as another job may use it. With ``hosts``, only their
+    nodes must answer.
 
     Raises:
-      InfrastructureError: a process outlives SIGKILL, or a node neither answers nor is declared dead; they are named.
-      JobStopped: a signal came.
+      InfrastructureError: a process outlives SIGKILL, or a node neither answers nor is declared dead.
+      JobStopped: a signal arrived.
     """
     deadline = time.monotonic() + TIMEOUT_S
     cluster.refresh()
@@ -49,13 +49,13 @@ def await_gone(cluster: Cluster, places: Sequence[Place], *, hosts: Collection[s
         if answer is None:
             if time.monotonic() >= deadline:
                 named = ", ".join(f"{nodes[i].host} ({nodes[i].ip})" for i in sorted(waiting))
-                raise InfrastructureError(f"no answer within {TIMEOUT_S:g} s from {named}, which Ray takes for alive")
+                raise InfrastructureError(f"no answer within {TIMEOUT_S:g} s from {named}, which Ray still calls alive")
             cluster.refresh()
             alive = {node.node_id for node in cluster.nodes}
             waiting = {index for index in waiting if nodes[index].node_id in alive}
             continue
         waiting.discard(answer.key)
-        # An error: the node has died meanwhile, with all that ran on it.
+        # After an error the node is dead, with all that ran on it.
         if answer.error is None:
             _judge(nodes[answer.key], *answer.value)
     cluster.refresh()
@@ -65,11 +65,11 @@ def _judge(node: Node, pids: Sequence[int], gpus: Sequence[str]) -> None:
     if pids:
         raise InfrastructureError(f"host {node.host}: processes {pids} of the killed gang outlive SIGKILL")
     if gpus:
-        logger.warning("host %s: GPU memory isn't free after the gang's end: %s", node.host, "; ".join(gpus))
+        logger.warning("host %s: GPU memory is still in use after the gang's end: %s", node.host, "; ".join(gpus))
 
 
 def _ask(node: Node, places: Sequence[Place]) -> ray.ObjectRef[Remains]:
-    # By host: a raylet that was started anew has another node id, and doesn't know what the old one started.
+    # By host, not node: a restarted raylet has a new id and doesn't know what the old one started.
     here = [place for place in places if place.host == node.host]
     gpus = {place.gpu.uuid: place.gpu.memory_used_bytes or 0 for place in here if place.gpu}
     affinity = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
@@ -78,7 +78,7 @@ def _ask(node: Node, places: Sequence[Place]) -> ray.ObjectRef[Remains]:
 
 
 def _make_look() -> Callable[[list[int], dict[str, int], float, int], Remains]:
-    """As a function that travels by value: a node may lack this project's code."""
+    """Build a nested function, which is sent by value: a node may lack this project's code."""
 
     def look(pids: list[int], gpus: dict[str, int], timeout_s: float, slack_bytes: int) -> Remains:
         import contextlib
@@ -89,7 +89,7 @@ def _make_look() -> Callable[[list[int], dict[str, int], float, int], Remains]:
 
         def runs(pid: int) -> bool:
             try:
-                # A pid may be taken anew, and a zombie's command line is empty.
+                # The pid may be reused; a zombie's command line is empty.
                 return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
             except OSError:
                 return False
@@ -99,7 +99,7 @@ def _make_look() -> Callable[[list[int], dict[str, int], float, int], Remains]:
 
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            # As in ``jobs.health.nvml``: without what the driver keeps for itself.
+            # Version 2 excludes the driver's own reserve, as in ``jobs.health.nvml``.
             used: int = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used
             return max(used - used_before - slack_bytes, 0)
 
@@ -110,7 +110,7 @@ def _make_look() -> Callable[[list[int], dict[str, int], float, int], Remains]:
             if not (left or full) or time.monotonic() >= deadline:
                 return left, full
             for pid in left:
-                # Its raylet, which should have done so, may be dead itself.
+                # The raylet should have killed it but may be dead itself.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.2)

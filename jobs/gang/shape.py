@@ -1,4 +1,4 @@
-"""Which hosts give how many ranks, as plain data: no Ray here."""
+"""Distribution of ranks over hosts, as plain data without Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_CPU_RANKS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One Ray node: a host, or one raylet of several on a host."""
+    """One Ray node: a host, or one of several raylets on a host."""
 
     node_id: str
     host: str
@@ -35,10 +35,10 @@ class Shape:
 
     ranks_per_bundle: tuple[int, ...]
     strategy: str
-    """A placement group's strategy."""
+    """Strategy of Ray's placement group."""
     on_gpus: bool
     node_ids: tuple[str, ...] = ()
-    """Where each bundle must lie; empty: Ray chooses."""
+    """Node of each bundle; empty lets Ray choose."""
 
     @property
     def num_ranks(self) -> int:
@@ -47,12 +47,12 @@ class Shape:
 
     @property
     def resource(self) -> str:
-        """What a rank takes one of."""
+        """Ray resource that each rank takes one unit of."""
         return "GPU" if self.on_gpus else "CPU"
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """As Ray takes them. GPU ranks reserve no CPU: the benchmark must start where other jobs hold the CPUs."""
+        """Bundles in Ray's form. GPU ranks reserve no CPU, so that they start even if other jobs hold all CPUs."""
         return [{self.resource: float(count)} for count in self.ranks_per_bundle]
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Shape:
 
 
 def wanted_ranks(nodes: Sequence[Node], settings: ClusterSettings) -> int:
-    """Ranks to start: ``cluster.num_ranks``, else one for each GPU that may be used, else 4 CPU ranks.
+    """Ranks to start: ``cluster.num_ranks``, else one per usable GPU, else 4 CPU ranks.
 
     Raises:
       NoCapacity: no host has ``cluster.gpus_per_host`` GPUs.
@@ -82,11 +82,11 @@ def wanted_ranks(nodes: Sequence[Node], settings: ClusterSettings) -> int:
 
 
 def plan(nodes: Sequence[Node], settings: ClusterSettings, num_ranks: int) -> Shape:
-    """Bundles for ``num_ranks`` ranks: equal shares of as few hosts as possible, where the GPUs allow it.
+    """Bundles for ``num_ranks`` ranks: equal shares on as few hosts as possible, if the GPUs allow it.
 
     Raises:
       UsageError: ``num_ranks`` is no multiple of ``cluster.gpus_per_host``.
-      NoCapacity: the cluster, even with nothing else on it, doesn't have that much.
+      NoCapacity: the cluster is too small, even if idle.
     """
     gpus = [node.num_gpus for node in nodes if node.num_gpus]
     if not gpus:
@@ -115,13 +115,13 @@ def _fitting(shape: Shape, available: int, nodes: Sequence[Node]) -> Shape:
 
 
 def describe(nodes: Sequence[Node]) -> str:
-    """Hosts with what they have, in one line; a large cluster is cut short."""
+    """Hosts and their resources in one line, at most 8 by name."""
     shown = [str(node) for node in nodes[:8]]
     rest = f" and {len(nodes) - len(shown)} more hosts" if len(nodes) > len(shown) else ""
     return ("; ".join(shown) or "no hosts") + rest
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key that puts host 2 before host 10."""
+    """Sort key that orders numbers in names by value: host 2 before host 10."""
     parts = re.findall(r"\d+|\D+", name)
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)

@@ -1,4 +1,4 @@
-"""What the points of a multirun hand on: the connection to Ray, and the gang."""
+"""A gang and a connection to Ray that the points of a multirun share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from jobs.errors import GangLost, UsageError
+from jobs.gang.closing import Closing
 
-# Ray takes seconds to import: later, when a signal already ends in a RESULT line.
+# Ray takes seconds to import; do so later, when a signal already leads to a RESULT line.
 if TYPE_CHECKING:
     from jobs.config.schema import ClusterSettings
     from jobs.gang.cluster import Cluster
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class WarmGang:
+class WarmGang(Closing):
     """Connects, starts gangs, and keeps both for the next point; a context manager that ends what is kept.
 
-    A gang in which something went wrong is ended, and the connection with it unless the mistake is the user's: no point
-    meets what an error may have left behind.
+    After an error the gang is ended; after any but a ``UsageError`` the connection too. So no point inherits the
+    effects of an error.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class WarmGang:
         self._gang: Gang | None = None
         self._settings: ClusterSettings | None = None
         self._others: tuple[Hashable, ...] = ()
-        # Of gangs that were told to end, where nobody has waited for it yet.
+        # Places of gangs whose end was requested but not awaited.
         self._remains: Sequence[Place] = ()
         self._point: str | None = None
         self._keeps = False
@@ -42,15 +42,15 @@ class WarmGang:
         self._origin: str | None = None
         self._start_s = 0.0
         self.reused: str | None = None
-        """Where the present gang is from, and what its start took; ``None`` where it is fresh."""
+        """Origin of the present gang and the time of its start; ``None`` if it is fresh."""
 
     @contextlib.contextmanager
     def connected(self, settings: ClusterSettings, *others: Hashable, point: str | None = None) -> Iterator[Cluster]:
-        """The cluster that ``settings`` name: the one that was kept, where all that made it and the gang is the same.
+        """Connect to the cluster that ``settings`` name, or reuse the kept one if all arguments are the same.
 
         Args:
-          settings: of the cluster; a gang has all of them in it.
-          *others: whatever else a gang can't change once it runs.
+          settings: cluster settings; a running gang can't change any of them.
+          *others: anything else that a running gang can't change.
           point: number of the point; ``None`` outside a multirun, where nothing is kept.
 
         Raises:
@@ -72,7 +72,7 @@ class WarmGang:
                 self._cluster.refresh()
             yield self._cluster
         except BaseException as error:
-            # A mistake that is found before the gang does anything leaves it as good as it was.
+            # A usage error is found before the gang does anything and leaves it intact.
             if not (self._keeps and isinstance(error, UsageError)):
                 self.close()
             raise
@@ -81,7 +81,7 @@ class WarmGang:
 
     @contextlib.contextmanager
     def gang(self, num_ranks: int, stacks_path: Path) -> Iterator[Gang]:
-        """A gang of so many ranks, while connected: the one that was kept, where all its ranks answer, else a new one.
+        """Provide the kept gang if it has ``num_ranks`` ranks and all answer, else a new one; call while connected.
 
         ``stacks_path`` is the file for the stacks of a gang that hangs.
 
@@ -93,7 +93,7 @@ class WarmGang:
         try:
             yield gang
         except GangLost:
-            # Whoever starts another one waits for its end.
+            # The caller waits for its end before it starts another one.
             gang.close()
             raise
         except BaseException:
@@ -105,26 +105,18 @@ class WarmGang:
             self._end(gang)
 
     def close(self) -> None:
-        """End the gang and the connection, where there are any; takes 30 s at most."""
+        """End the kept gang and the connection, if any; takes 30 s at most."""
         if self._gang:
             self._end(self._gang)
         cluster, self._cluster = self._cluster, None
         if cluster:
             cluster.close()
             if cluster.is_local:
-                # All its processes end with it.
+                # All processes end with a local Ray.
                 self._remains = ()
 
-    def __enter__(self) -> WarmGang:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _take(self, num_ranks: int) -> Gang | None:
-        """The gang that was kept, if it is what is wanted; else it is ended."""
+        """Return the kept gang if it suits; else end it."""
         if self._gang is None:
             return None
         if len(self._gang.members) == num_ranks and self._gang.answers():
@@ -132,7 +124,7 @@ class WarmGang:
             took_s = self._connect_s + self._start_s
             self.reused = f"gang of point {self._origin} reused; its start took {took_s:.1f} s"
             return gang
-        logger.warning("the gang of point %s is of no use to this one", self._origin)
+        logger.warning("the gang of point %s can't be reused: its size differs or a rank doesn't answer", self._origin)
         self._end(self._gang)
         return None
 

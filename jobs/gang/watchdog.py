@@ -1,4 +1,4 @@
-"""Whether a gang that doesn't answer is stuck, from what its ranks say about themselves."""
+"""A watchdog that decides from the ranks' reports whether a gang without an answer is stuck."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 
 from jobs.gang.messages import Report
 
-# A rank's last beat comes a moment after the step's beginning, which is all that the driver knows at first.
+# The driver first knows only the step's start; a rank's last beat may come a moment after it.
 _SLACK_S = 0.5
 
 
 class Watchdog:
-    """Told of answers and shown reports, it knows when to look again, and what counts as stuck.
+    """Decides from answers and reports whether a gang is stuck, and when to look again.
 
-    Ranks say how long ago they got anywhere, so looking once in ``limit_s`` is enough, whatever their number.
+    Reports hold the time since a rank's last progress, so one look per ``limit_s`` is enough for any number of ranks.
 
     Args:
-      limit_s: no rank gets anywhere for that many seconds: stuck; infinite: never.
+      limit_s: seconds without progress of any rank after which the gang is stuck; infinite disables it.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -27,27 +27,27 @@ class Watchdog:
 
     @property
     def due_s(self) -> float:
-        """When to look (``time.monotonic()``)."""
+        """Time of the next look (``time.monotonic()``)."""
         return self._progress_s + self.limit_s + _SLACK_S
 
     def answered(self) -> None:
-        """A rank has finished its step."""
+        """Record that a rank finished its step."""
         self._progress_s = time.monotonic()
 
     def is_stuck(self, reports: Mapping[int, Report], asked_s: float) -> bool:
-        """Whether nobody had got anywhere for ``limit_s`` when the reports were asked for, at ``asked_s``.
+        """Return whether no rank had made progress for ``limit_s`` at ``asked_s``, when the reports were requested.
 
-        XLA's compiler gets somewhere as long as it runs.
+        A running XLA compiler counts as progress.
         """
         idle_s = min((0.0 if report.is_compiling else report.idle_s for report in reports.values()), default=None)
         if idle_s is not None:
-            # From then on, not from now: another rank's silence may have taken seconds meanwhile.
+            # Count from `asked_s`, not from now: waiting for a silent rank may have taken seconds.
             self._progress_s = max(self._progress_s, asked_s - idle_s)
         return asked_s >= self._progress_s + self.limit_s
 
 
 def describe_states(reports: Mapping[int, Report]) -> str:
-    """Where the ranks are, those in the same place together: ``ranks 0-6, 8: iteration 3 of ...; rank 7: ...``."""
+    """States of the ranks, grouped: ``ranks 0-6, 8: iteration 3 of ...; rank 7: ...``."""
     by_state: dict[str, list[int]] = defaultdict(list)
     for rank, report in sorted(reports.items()):
         by_state[describe_state(report)].append(rank)
@@ -55,13 +55,13 @@ def describe_states(reports: Mapping[int, Report]) -> str:
 
 
 def describe_state(report: Report) -> str:
-    """Last finished case, step and iteration of one rank."""
+    """Step, iteration and last finished case of one rank."""
     doing = f"iteration {report.iteration} of {report.step}" if report.step else "between two steps"
     return f"{'compiling in ' if report.is_compiling else ''}{doing}, last finished case: {report.finished_case}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """``0-6, 8`` of ascending numbers."""
+    """Ascending numbers as ranges, such as ``0-6, 8``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

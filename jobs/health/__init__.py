@@ -1,1 +1,1 @@
-"""What hosts and GPUs say about themselves, and what that means for a job. No Ray here, and jax only in ``links``."""
+"""Facts about hosts and GPUs, and their meaning for a job. No Ray, and jax only in ``links``."""

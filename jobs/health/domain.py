@@ -1,4 +1,4 @@
-"""Which NVLink domain a rank is in: the set of GPUs that reach each other's memory over NVLink."""
+"""NVLink domains: sets of GPUs that reach each other's memory over NVLink."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
 def nvlink_domain(*, host: str, boot_id: str, gpu: GpuFacts | None) -> str:
-    """A name that ranks share exactly where they are in one domain.
+    """Name of a rank's domain; two ranks have the same name exactly if they share a domain.
 
-    A GPU that registered with a fabric of several hosts: the fabric's cluster and clique. Another GPU: its machine,
-    known by its boot id, as several Ray nodes or containers may share one. A CPU rank: its host.
+    For a GPU registered with a fabric of several hosts, the fabric's cluster and clique. For any other GPU, the boot id
+    of its machine, as several Ray nodes or containers may share one. For a CPU rank, its host.
     """
     if gpu is None:
         return host

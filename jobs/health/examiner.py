@@ -1,4 +1,4 @@
-"""What the driver asks of each host: an object that lives in a process there."""
+"""The examiner of a host: an object in a process there that answers the driver's questions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jobs.health.tcp import Sink, send
 
 
 class Examiner:
-    """Answers for the host whose address, as Ray knows it, is ``ip``."""
+    """Answers for the host with the address ``ip`` in Ray."""
 
     def __init__(self, ip: str) -> None:
         self._ip = ip
         self._watch: object = None
 
     def facts(self, with_gpus: bool) -> HostFacts:
-        """All that the host tells; from then on it listens for XIDs where it was asked for its GPUs."""
+        """Facts about the host. If they include GPUs, it listens for XIDs from now on."""
         facts = host_facts(self._ip, with_gpus=with_gpus)
         if facts.gpus:
             from jobs.health.nvml import visible_gpus
@@ -27,23 +27,23 @@ class Examiner:
         return facts
 
     def now(self) -> float:
-        """This host's clock, in seconds since the epoch."""
+        """Clock of this host, in seconds since the epoch."""
         return time.time()
 
     def listen(self) -> tuple[int, bytes]:
-        """Port and key of a ``Sink``."""
+        """Start a ``Sink``; return its port and key."""
         sink = Sink(self._ip)
         return sink.port, sink.key
 
     def send(self, ip: str, port: int, key: bytes, seconds: float) -> float | str:
-        """Bytes per second to that ``Sink``, or why it can't be reached."""
+        """Bytes per second to a ``Sink``, or the reason why it can't be reached."""
         try:
             return send(ip, port, key, seconds=seconds)
         except OSError as error:
             return str(error)
 
     def xids(self) -> tuple[tuple[Xid, ...], str | None]:
-        """XIDs since ``facts``, and why none could be heard of."""
+        """XIDs since ``facts``, and the reason if listening failed."""
         if self._watch is None:
             return (), None
         from jobs.health.xids import XidWatch

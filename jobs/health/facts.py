@@ -1,4 +1,4 @@
-"""What a host and its GPUs say about themselves, as plain data. ``None`` stands for what they don't tell."""
+"""Facts about a host and its GPUs, as plain data; ``None`` stands for an unknown fact."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuProcess:
-    """A process that computes on a GPU."""
+    """A compute process on a GPU."""
 
     pid: int
-    """On the machine itself, also where this was asked inside a container."""
+    """Process id on the machine itself, even if read inside a container."""
     used_bytes: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RemappedRows:
-    """Rows of GPU memory that were replaced by spare ones."""
+    """Rows of GPU memory that the GPU replaced by spare ones."""
 
     correctable: int
     uncorrectable: int
     pending: bool
-    """A row waits for the GPU's reset to be replaced."""
+    """A row will be replaced at the next reset of the GPU."""
     failed: bool
-    """A row could not be replaced."""
+    """Replacing a row failed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,83 +33,83 @@ class NvLinks:
     num_links: int
     num_active: int
     errors: dict[str, int]
-    """Counts over all links since the driver was loaded, by kind; a kind that isn't counted is left out."""
+    """Counts by kind, over all links since the driver was loaded; kinds that NVML doesn't count are absent."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """What the fabric manager has told a GPU: GPUs of one cluster and one clique reach each other over NVLink."""
+    """A GPU's registration with the fabric manager; GPUs of one cluster and clique reach each other over NVLink."""
 
     state: str
     """``completed``, ``in progress``, ``not started`` or ``not supported``."""
     error: str | None
-    """Why a completed registration failed."""
+    """Reason why a completed registration failed; ``None`` if it succeeded."""
     cluster_uuid: str
-    """All zeros inside a host whose switches end there."""
+    """UUID of the cluster; all zeros if the NVLink switches connect one host only."""
     clique_id: int
     is_degraded: bool | None
-    """Whether it runs with less bandwidth than it has."""
+    """The fabric runs with reduced bandwidth."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """One GPU, as NVML tells."""
+    """One GPU, as NVML describes it."""
 
     index: int
-    """NVML's, which is the order of the PCI bus."""
+    """NVML's index, in the order of the PCI bus."""
     uuid: str
     name: str | None = None
     compute_capability: str | None = None
     """``9.0`` for Hopper."""
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
-    """By processes; what the driver reserves for itself isn't part of it."""
+    """Memory that processes use, without the driver's own reserve."""
     processes: tuple[GpuProcess, ...] | None = None
     ecc_enabled: bool | None = None
     ecc_volatile: int | None = None
-    """Uncorrected errors of memory since the driver was loaded or the GPU reset."""
+    """Uncorrected memory errors since the driver was loaded or the GPU was reset."""
     ecc_aggregate: int | None = None
-    """The same over the GPU's life."""
+    """Uncorrected memory errors over the GPU's life."""
     remapped_rows: RemappedRows | None = None
     nvlinks: NvLinks | None = None
     fabric: Fabric | None = None
     peers: dict[int, str] | None = None
-    """By index of each other GPU of the host: ``ok``, or why one can't access the other's memory."""
+    """By index of each other GPU on the host: ``ok``, or the reason why its memory can't be accessed."""
     is_mig: bool | None = None
-    """Whether it is cut into instances."""
+    """MIG divides the GPU into instances."""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Why a fact above is ``None``, by its name."""
+    """By name of a fact above: the reason why it is ``None``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """One host, as a process there sees it."""
+    """One host, as a process on it sees it."""
 
     host: str
     ip: str
-    """The node's address as Ray knows it."""
+    """Address of the node in Ray."""
     resolved_ip: str | None
-    """What the host's own name resolves to there; ``None``: nothing."""
+    """Address that the host resolves its own name to; ``None`` if it can't."""
     boot_id: str
-    """The same for all processes of a machine, containers included, until it boots again; empty: not told."""
+    """Shared by all processes of a machine, containers included, until it reboots; empty if unknown."""
     versions: dict[str, str]
-    """Of Python and of packages; ``none`` for one that isn't installed."""
+    """Versions of Python and packages; ``none`` for a package that isn't installed."""
     shm_bytes: int | None
     """Size of /dev/shm."""
     memlock_bytes: int | None
-    """What a process may lock in memory; ``None``: any amount."""
+    """Memory that a process may lock; ``None`` is unlimited."""
     driver_version: str | None = None
-    """Of the NVIDIA driver."""
+    """Version of the NVIDIA driver."""
     cuda_version: str | None = None
-    """The newest CUDA that the driver runs."""
+    """Newest CUDA that the driver runs."""
     gpus: tuple[GpuFacts, ...] = ()
     nvml_error: str | None = None
-    """Why NVML, which is there, tells nothing."""
+    """Error of an NVML that is installed but fails."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Xid:
-    """An error that the NVIDIA driver reported while somebody listened."""
+    """An error that the NVIDIA driver reported while the examiner listened."""
 
     gpu_uuid: str
     number: int
@@ -117,10 +117,10 @@ class Xid:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """What went over one link, or why nothing did."""
+    """Bandwidth of one link, or the reason why it couldn't be measured."""
 
     link: str
-    """Both ends."""
+    """Names of both ends."""
     bytes_per_s: float | None
-    """In each direction."""
+    """Bytes per second in each direction."""
     error: str | None = None

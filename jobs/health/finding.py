@@ -1,4 +1,4 @@
-"""One thing that was looked at: what was found, what that means for a job, and what mends it."""
+"""A finding: one check at one place, its verdict for a job, and the cure."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from jobs.errors import InfrastructureError
 
 
 class Verdict(Enum):
-    """Worst last."""
+    """Verdicts, worst last."""
 
     ok = "ok"
     unknown = "n/a"
-    """It doesn't tell, or there is nothing to look at."""
+    """The fact is unknown, or there is nothing to check."""
     warn = "warn"
-    """Jobs run, slower or less safely."""
+    """Jobs run, but slower or less safely."""
     fail = "fail"
     """Jobs don't run, hang, or can't be trusted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The verdict on one thing at one place."""
+    """The verdict of one check at one place."""
 
     check: str
-    """What was looked at."""
+    """Name of the check."""
     where: str
     found: str
     verdict: Verdict = Verdict.ok
     mend: str = ""
-    """What to do about a warning or a failure."""
+    """Cure of a warning or a failure."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.check}: {self.found}" + (f"; {self.mend}" if self.mend else "")
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """The worst verdict; ok where there is none."""
+    """Worst verdict; ``ok`` without findings."""
     order = list(Verdict)
     return max((finding.verdict for finding in findings), key=order.index, default=Verdict.ok)
 
 
 def refuse_failures(findings: Iterable[Finding], logger: logging.Logger) -> None:
-    """Log the warnings, and raise ``InfrastructureError`` with all failures where there is one."""
+    """Log all warnings; raise ``InfrastructureError`` with all failures, if any."""
     failures = []
     for finding in findings:
         if finding.verdict is Verdict.fail:

@@ -1,4 +1,4 @@
-"""What the facts about a GPU mean."""
+"""Findings about GPUs, from their facts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from jobs.health.facts import GpuFacts, HostFacts, Xid
 from jobs.health.finding import Finding, Verdict
 
-# A context that does nothing takes half of it.
+# An idle CUDA context takes half of it.
 MAX_FOREIGN_BYTES = 2**30
 _GIB = 2**30
 _RESET = "nvidia-smi --gpu-reset, or reboot the host"
 
 
 def gpu_findings(where: str, gpu: GpuFacts) -> list[Finding]:
-    """Whether a job can trust this GPU and have it for itself."""
+    """Check that a GPU is healthy and that no other process uses it."""
     return [
         _memory(where, gpu),
         _ecc(where, gpu),
@@ -26,13 +26,13 @@ def gpu_findings(where: str, gpu: GpuFacts) -> list[Finding]:
 
 
 def architecture_finding(where: str, gpu: GpuFacts, *, needed: str, is_named: bool) -> Finding:
-    """Whether the GPU can run the kernel.
+    """Check that a GPU can run the kernel.
 
     Args:
-      where: The GPU.
-      gpu: Its facts.
-      needed: The compute capability that the kernel is for.
-      is_named: Whether the config names the kernel; else the job takes another implementation.
+      where: name of the GPU.
+      gpu: facts of the GPU.
+      needed: compute capability that the kernel needs.
+      is_named: the config names the kernel; otherwise the job can take another implementation.
     """
     if gpu.compute_capability is None:
         return _unknown("architecture", where, gpu, "compute_capability")
@@ -44,7 +44,7 @@ def architecture_finding(where: str, gpu: GpuFacts, *, needed: str, is_named: bo
 
 
 def peer_findings(host: HostFacts) -> list[Finding]:
-    """Whether the GPUs of a host can access each other's memory."""
+    """Check that the GPUs of a host can access each other's memory."""
     findings = []
     for gpu in host.gpus:
         where = gpu_name(host.host, gpu)
@@ -52,9 +52,9 @@ def peer_findings(host: HostFacts) -> list[Finding]:
             findings.append(_unknown("peer access", where, gpu, "peers"))
         elif broken := {peer: reason for peer, reason in gpu.peers.items() if reason != "ok"}:
             found = ", ".join(f"not to GPU {peer} ({reason})" for peer, reason in broken.items())
-            # Without NVLink it may be all that the machine can do.
+            # Without NVLink the machine may not support it at all.
             verdict = Verdict.fail if gpu.nvlinks and gpu.nvlinks.num_active else Verdict.warn
-            mend = "nvidia-smi topo -p2p w; in a virtual machine the hypervisor must pass NVLink on"
+            mend = "nvidia-smi topo -p2p w shows access; in a virtual machine the hypervisor must pass NVLink through"
             findings.append(Finding("peer access", where, found, verdict, mend))
         elif gpu.peers:
             findings.append(Finding("peer access", where, "to every other GPU of the host"))
@@ -62,15 +62,15 @@ def peer_findings(host: HostFacts) -> list[Finding]:
 
 
 def xid_findings(host: HostFacts, xids: Sequence[Xid], error: str | None) -> list[Finding]:
-    """Whether the driver reported an error while the doctor was at work."""
+    """Report errors of the NVIDIA driver during the examination."""
     if not host.gpus:
         return []
     if error is not None:
-        return [Finding("XIDs", host.host, f"can't be heard: {error}", Verdict.unknown)]
+        return [Finding("XIDs", host.host, f"can't listen: {error}", Verdict.unknown)]
     if not xids:
-        return [Finding("XIDs", host.host, "none while this ran")]
+        return [Finding("XIDs", host.host, "none during the examination")]
     by_uuid = {gpu.uuid: gpu_name(host.host, gpu) for gpu in host.gpus}
-    mend = f"look the number up in NVIDIA's list of XIDs, and for its context in dmesg; often {_RESET}"
+    mend = f"look up the number in NVIDIA's list of XIDs and its context in dmesg; often {_RESET} helps"
     return [
         Finding("XIDs", by_uuid.get(xid.gpu_uuid, xid.gpu_uuid), f"XID {xid.number}", Verdict.fail, mend)
         for xid in dict.fromkeys(xids)
@@ -78,7 +78,7 @@ def xid_findings(host: HostFacts, xids: Sequence[Xid], error: str | None) -> lis
 
 
 def gpu_name(host: str, gpu: GpuFacts) -> str:
-    """``host7 GPU 3``."""
+    """Name such as ``host7 GPU 3``."""
     return f"{host} GPU {gpu.index}"
 
 
@@ -87,30 +87,32 @@ def _memory(where: str, gpu: GpuFacts) -> Finding:
     if used is None or total is None:
         return _unknown("memory", where, gpu, "memory_used_bytes")
     free = f"{(total - used) / _GIB:.1f} of {total / _GIB:.1f} GiB free"
-    # Inside a container their list may be empty, or have numbers of the machine's processes.
+    # Inside a container the list may be empty, or hold process ids of the machine.
     pids = ", ".join(str(process.pid) for process in gpu.processes or ())
     who = f"process {pids}" if pids else "a process that isn't listed here"
     if used > MAX_FOREIGN_BYTES:
         found = f"{free}: {who} uses {used / _GIB:.1f} GiB"
-        mend = "end what runs there (nvidia-smi lists it); it takes memory and disturbs the times"
+        mend = "end that process (nvidia-smi lists it): it takes memory and distorts the times"
         return Finding("memory", where, found, Verdict.fail, mend)
     if pids:
-        return Finding("memory", where, f"{free}; {who} is there", Verdict.warn, "its work would disturb the times")
+        return Finding(
+            "memory", where, f"{free}; {who} is there", Verdict.warn, "end it: its work would distort the times"
+        )
     return Finding("memory", where, f"{free}, no process")
 
 
 def _ecc(where: str, gpu: GpuFacts) -> Finding:
     if gpu.ecc_enabled is False:
-        mend = "nvidia-smi -e 1 and a reset switch it on: without it wrong bits go unnoticed"
+        mend = "nvidia-smi -e 1 and a reset switch it on; without ECC, wrong bits go unnoticed"
         return Finding("ECC", where, "switched off", Verdict.warn, mend)
     if gpu.ecc_volatile is None:
         return _unknown("ECC", where, gpu, "ecc_volatile")
     if gpu.ecc_volatile:
         found = f"{gpu.ecc_volatile} uncorrected errors since the driver was loaded"
-        return Finding("ECC", where, found, Verdict.fail, f"{_RESET}; if they come back, have the GPU replaced")
+        return Finding("ECC", where, found, Verdict.fail, f"{_RESET}; if errors come back, have the GPU replaced")
     if gpu.ecc_aggregate:
         found = f"{gpu.ecc_aggregate} uncorrected errors in the past, none since the driver was loaded"
-        return Finding("ECC", where, found, Verdict.warn, "watch whether more come")
+        return Finding("ECC", where, found, Verdict.warn, "watch for new ones")
     return Finding("ECC", where, "no uncorrected errors")
 
 
@@ -130,7 +132,7 @@ def _nvlinks(where: str, gpu: GpuFacts) -> Finding:
     links = gpu.nvlinks
     if links is None:
         return _unknown("NVLink", where, gpu, "nvlinks")
-    counted = ", ".join(f"{name} {count}" for name, count in links.errors.items()) or "not told"
+    counted = ", ".join(f"{name} {count}" for name, count in links.errors.items()) or "unknown"
     found = f"{links.num_active} of {links.num_links} links active; errors: {counted}"
     if links.num_active < links.num_links:
         mend = "nvidia-smi nvlink -s; systemctl status nvidia-fabricmanager; reseat or replace what stays down"
@@ -142,11 +144,11 @@ def _nvlinks(where: str, gpu: GpuFacts) -> Finding:
 
 def _fabric(where: str, gpu: GpuFacts) -> list[Finding]:
     fabric = gpu.fabric
-    # Machines without NVSwitch have none.
+    # Machines without NVSwitch have no fabric.
     if fabric is None or fabric.state == "not supported":
         return []
-    # No failures: where CUDA needs the fabric, it doesn't start without it, and says so.
-    mend = "systemctl status nvidia-fabricmanager, and of a fabric of several hosts nvidia-imex"
+    # Only warnings: if CUDA needs the fabric, it refuses to start and says so.
+    mend = "systemctl status nvidia-fabricmanager; on a fabric of several hosts also nvidia-imex"
     if fabric.state != "completed":
         return [Finding("fabric", where, f"registration {fabric.state}", Verdict.warn, mend)]
     if fabric.error is not None:
@@ -161,8 +163,8 @@ def _mig(where: str, gpu: GpuFacts) -> list[Finding]:
     if not gpu.is_mig:
         return []
     mend = "nvidia-smi -mig 0: NCCL and mosaic_gpu need whole GPUs"
-    return [Finding("MIG", where, "cut into instances", Verdict.warn, mend)]
+    return [Finding("MIG", where, "divided into instances", Verdict.warn, mend)]
 
 
 def _unknown(check: str, where: str, gpu: GpuFacts, fact: str) -> Finding:
-    return Finding(check, where, gpu.unreadable.get(fact, "not told").lower(), Verdict.unknown)
+    return Finding(check, where, gpu.unreadable.get(fact, "unknown").lower(), Verdict.unknown)

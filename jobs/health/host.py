@@ -1,4 +1,4 @@
-"""Asks a host about itself: to be run there. Without GPUs it needs the standard library alone."""
+"""Facts about the host that this runs on. Without GPUs it needs only the standard library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from jobs.health.facts import HostFacts
 
-# What every host must have in the same version.
+# Packages that every host must have in the same version.
 PACKAGES = ("jax", "jaxlib", "ray", "numpy")
-# What hosts with GPUs need besides.
+# Packages that hosts with GPUs need as well.
 GPU_PACKAGES = ("jax-cuda13-plugin", "nvidia-nccl-cu13")
 MISSING = "none"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -22,11 +22,11 @@ _SHM = "/dev/shm"
 
 
 def host_facts(ip: str, *, with_gpus: bool) -> HostFacts:
-    """All that this host tells in a fraction of a second.
+    """Collect the facts about this host; without GPUs it takes a fraction of a second.
 
     Args:
-      ip: its address as Ray knows it.
-      with_gpus: whether NVML is asked, too, which takes longer.
+      ip: address of this host in Ray.
+      with_gpus: read the GPUs through NVML, too, which takes longer.
     """
     host = socket.gethostname()
     return HostFacts(
@@ -37,12 +37,12 @@ def host_facts(ip: str, *, with_gpus: bool) -> HostFacts:
         versions=_versions(),
         shm_bytes=_shm_bytes(),
         memlock_bytes=_memlock_bytes(),
-        **(_about_gpus() if with_gpus else {}),
+        **(_gpu_entries() if with_gpus else {}),
     )
 
 
 def resolve(host: str) -> str | None:
-    """The address that ``host`` resolves to on this host; ``None``: none."""
+    """Address that ``host`` resolves to on this host; ``None`` without one."""
     try:
         return socket.gethostbyname(host)
     except OSError:
@@ -50,7 +50,7 @@ def resolve(host: str) -> str | None:
 
 
 def boot_id() -> str:
-    """The same for all processes of a machine until it boots again; empty where the kernel doesn't tell."""
+    """Id shared by all processes of a machine until it reboots; empty if the kernel has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -58,13 +58,13 @@ def boot_id() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in (*PACKAGES, *GPU_PACKAGES):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = MISSING
-    return found
+            versions[name] = MISSING
+    return versions
 
 
 def _shm_bytes() -> int | None:
@@ -80,7 +80,7 @@ def _memlock_bytes() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _about_gpus() -> dict[str, Any]:
+def _gpu_entries() -> dict[str, Any]:
     import pynvml
 
     from jobs.health.nvml import gpu_facts, visible_gpus
@@ -94,6 +94,6 @@ def _about_gpus() -> dict[str, Any]:
             "gpus": tuple(gpu_facts(gpu, [peer for peer in handles if peer is not gpu]) for gpu in handles),
         }
     except pynvml.NVMLError_LibraryNotFound:
-        return {}  # No NVIDIA driver: a host without GPUs.
+        return {}  # no NVIDIA driver: a host without GPUs
     except pynvml.NVMLError as error:
         return {"nvml_error": str(error)}

@@ -1,4 +1,4 @@
-"""What the facts about hosts mean."""
+"""Findings about hosts, from their facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs.health.host import GPU_PACKAGES, MISSING, PACKAGES
 
 INSTALL = "install requirements.lock on every host, or submit with scripts/submit.sh --install"
 INSTALL_CUDA = "install requirements-cuda13.lock on every host, or submit with scripts/submit.sh --install=cuda13"
-# NCCL keeps buffers there; containers get 64 MiB unless told otherwise.
+# NCCL keeps buffers in /dev/shm, and containers get 64 MiB by default.
 MIN_SHM_BYTES = 2**30
 MAX_SKEW_S = 1.0
 # The first driver that runs CUDA 13.
@@ -19,7 +19,7 @@ _GIB = 2**30
 
 
 def version_findings(driver: Mapping[str, str], hosts: Sequence[HostFacts]) -> list[Finding]:
-    """Whether each host runs what the driver runs, whose versions ``driver`` are."""
+    """Check that each host has the versions of the job's driver, given as ``driver``."""
     findings = []
     for host in hosts:
         different = [
@@ -35,17 +35,17 @@ def version_findings(driver: Mapping[str, str], hosts: Sequence[HostFacts]) -> l
 
 
 def silence_findings(silent: Sequence[tuple[str, str]]) -> list[Finding]:
-    """Of hosts that don't answer: names, and what was seen instead."""
-    mend = f"check the network to it (docs/clusters.md lists the ports) and the Python that Ray runs there; {INSTALL}"
+    """Report hosts that don't answer, given as name and reason."""
+    mend = f"check the network to this host (docs/clusters.md lists the ports) and Ray's Python there; {INSTALL}"
     return [Finding("examiner", host, why, Verdict.fail, mend) for host, why in silent]
 
 
 def resolution_findings(hosts: Sequence[HostFacts], *, on_gpus: bool) -> list[Finding]:
-    """Whether hosts can reach each other under the address that their own name resolves to: gloo tells that one."""
+    """Check that other hosts can reach the address that each host's name resolves to, which gloo announces."""
     if not hosts:
         return []
     if len({host.ip for host in hosts}) == 1:
-        return [Finding("host name", hosts[0].host, f"{hosts[0].resolved_ip}; there is no other host to reach it")]
+        return [Finding("host name", hosts[0].host, f"{hosts[0].resolved_ip}; no other host needs to reach it")]
     findings = []
     for host in hosts:
         found = f"its name resolves to {host.resolved_ip}"
@@ -53,7 +53,7 @@ def resolution_findings(hosts: Sequence[HostFacts], *, on_gpus: bool) -> list[Fi
             is_rays = host.resolved_ip == host.ip
             findings.append(Finding("host name", host.host, "resolves to Ray's address" if is_rays else found))
             continue
-        # NCCL picks an interface by itself.
+        # NCCL chooses an interface itself.
         verdict = Verdict.warn if on_gpus else Verdict.fail
         findings.append(Finding("host name", _name(host), f"{found}, {UNREACHABLE}", verdict, map_name(host.ip)))
     return findings
@@ -63,21 +63,21 @@ UNREACHABLE = "which other hosts can't reach"
 
 
 def is_loopback(resolved_ip: str | None) -> bool:
-    """Whether no other host can use this address."""
+    """Return whether other hosts can't use this address."""
     return resolved_ip is None or resolved_ip.startswith("127.")
 
 
 def map_name(ip: str) -> str:
-    """How to mend a host's name."""
+    """Cure of a host name that resolves to an unusable address."""
     return f"map it to {ip} in /etc/hosts there"
 
 
 def shm_findings(hosts: Sequence[HostFacts]) -> list[Finding]:
-    """Whether /dev/shm has room for NCCL and Ray."""
+    """Check that /dev/shm has room for NCCL and Ray."""
     findings = []
     for host in hosts:
         if host.shm_bytes is None:
-            findings.append(Finding("/dev/shm", host.host, "not there", Verdict.warn, "mount a tmpfs of 1 GiB or more"))
+            findings.append(Finding("/dev/shm", host.host, "missing", Verdict.warn, "mount a tmpfs of 1 GiB or more"))
         elif host.shm_bytes < MIN_SHM_BYTES:
             found = f"{host.shm_bytes / 2**20:.0f} MiB; NCCL and Ray keep buffers there"
             mend = "docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory at /dev/shm"
@@ -88,7 +88,7 @@ def shm_findings(hosts: Sequence[HostFacts]) -> list[Finding]:
 
 
 def memlock_findings(hosts: Sequence[HostFacts]) -> list[Finding]:
-    """Whether memory can be locked for RDMA, which takes GPUs on several hosts."""
+    """Check that memory can be locked for RDMA, which GPUs on several hosts need."""
     needs_rdma = len({host.boot_id or host.host for host in hosts}) > 1 and any(host.gpus for host in hosts)
     findings = []
     for host in hosts:
@@ -100,21 +100,23 @@ def memlock_findings(hosts: Sequence[HostFacts]) -> list[Finding]:
             mend = "ulimit -l unlimited for the process that starts Ray: NCCL registers its buffers for RDMA"
             findings.append(Finding("locked memory", host.host, found, Verdict.warn, mend))
         else:
-            findings.append(Finding("locked memory", host.host, f"{found}; matters for RDMA between hosts with GPUs"))
+            findings.append(
+                Finding("locked memory", host.host, f"{found}; only RDMA between hosts with GPUs needs more")
+            )
     return findings
 
 
 def clock_findings(offsets: Mapping[str, tuple[float, float]]) -> list[Finding]:
-    """Whether the clocks agree.
+    """Check that the clocks agree.
 
     Args:
-      offsets: of each host, in seconds: its clock minus the driver's, and how far off that may be.
+      offsets: by host, its clock minus the driver's and the error of that, both in seconds.
     """
     findings = []
     for host, (offset_s, error_s) in offsets.items():
         found = f"{offset_s * 1e3:+.1f} ms from that of the job's driver (± {error_s * 1e3:.1f} ms)"
         if abs(offset_s) - error_s > MAX_SKEW_S:
-            mend = "start chrony or systemd-timesyncd there: logs can't be put in order, tokens may be refused"
+            mend = "start chrony or systemd-timesyncd there: otherwise logs can't be ordered and tokens may be refused"
             findings.append(Finding("clock", host, found, Verdict.warn, mend))
         elif abs(offset_s) <= error_s:
             findings.append(Finding("clock", host, f"that of the job's driver, within {max(error_s * 1e3, 1):.0f} ms"))
@@ -124,12 +126,12 @@ def clock_findings(offsets: Mapping[str, tuple[float, float]]) -> list[Finding]:
 
 
 def driver_findings(hosts: Sequence[HostFacts]) -> list[Finding]:
-    """Whether the NVIDIA drivers are there, agree, and run the CUDA that jax brings."""
+    """Check that the NVIDIA drivers are present, agree, and run jax's CUDA."""
     findings = []
     seen = {host.driver_version for host in hosts if host.driver_version}
     for host in hosts:
         if host.nvml_error is not None:
-            mend = "nvidia-smi must run there; an error after an update of the driver goes with a reboot"
+            mend = "make nvidia-smi work there; after an update of the driver, reboot"
             findings.append(Finding("NVIDIA driver", host.host, f"NVML: {host.nvml_error}", Verdict.fail, mend))
         elif host.driver_version:
             findings.append(_driver_finding(host, seen))
@@ -144,12 +146,12 @@ def driver_findings(hosts: Sequence[HostFacts]) -> list[Finding]:
 
 
 def nccl_findings(loaded: Mapping[str, str], *, needed: tuple[int, ...], is_named: bool) -> list[Finding]:
-    """Whether the NCCL that each host's ranks have loaded can tell one process of another's memory.
+    """Check that the NCCL loaded by each host's ranks can give one process the addresses of another's memory.
 
     Args:
-      loaded: version by host, ``none`` where there is none.
-      needed: by ``mosaic_gpu`` over several processes.
-      is_named: whether the config names that kernel; else the job takes another implementation.
+      loaded: version by host; ``none`` without NCCL.
+      needed: version that ``mosaic_gpu`` needs over several processes.
+      is_named: the config names that kernel; otherwise the job can take another implementation.
     """
     findings = []
     for host, version in loaded.items():
@@ -168,7 +170,7 @@ def _driver_finding(host: HostFacts, seen: set[str]) -> Finding:
         mend = f"jax's CUDA 13 needs driver {MIN_DRIVER} or newer"
         return Finding("NVIDIA driver", host.host, found, Verdict.fail, mend)
     if len(seen) > 1:
-        mend = f"install one driver on all hosts; there are {', '.join(sorted(seen))}"
+        mend = f"install the same driver on all hosts; now they have {', '.join(sorted(seen))}"
         return Finding("NVIDIA driver", host.host, found, Verdict.warn, mend)
     return Finding("NVIDIA driver", host.host, found)
 
@@ -178,7 +180,7 @@ def _name(host: HostFacts) -> str:
 
 
 def _comparable(name: str, version: str) -> str:
-    # Patch releases of Python don't matter.
+    # Patch releases of Python are compatible.
     return ".".join(version.split(".")[:2]) if name == "python" else version
 
 

@@ -1,4 +1,4 @@
-"""What the measured bandwidths mean."""
+"""Findings about links, from their measured bandwidths."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from collections.abc import Sequence
 from jobs.health.facts import Bandwidth
 from jobs.health.finding import Finding, Verdict
 
-# Of the median of its kind: below it a link is one that drags a ring down.
+# Slowest bandwidth of a healthy link, as a ratio to the median of its kind; a slower link drags the ring down.
 MIN_SHARE = 0.5
-# Two links can't tell which of them is the odd one.
+# Among two links, neither is the odd one.
 MIN_LINKS = 3
 
 
 def link_findings(check: str, links: Sequence[Bandwidth], *, mend: str, cure: str) -> list[Finding]:
-    """Links of one kind: each must work, and none may be much slower than the others. Healthy ones share a finding.
+    """Check links of one kind: each must work, and none may be much slower than the others.
+
+    Healthy links share one finding.
 
     Args:
-      check: What the links are.
-      links: All of that kind.
-      mend: For one that is slow.
-      cure: For one that doesn't work.
+      check: name of the check.
+      links: all links of that kind.
+      mend: cure of a slow link.
+      cure: cure of a broken link.
     """
     speeds = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
     median = statistics.median(speeds) if speeds else 0.0
     findings, healthy = [], []
     for link in links:
         if link.bytes_per_s is None or link.error is not None:
-            findings.append(Finding(check, link.link, link.error or "nothing arrived", Verdict.fail, cure))
+            findings.append(Finding(check, link.link, link.error or "no data arrived", Verdict.fail, cure))
             continue
         if len(speeds) >= MIN_LINKS and link.bytes_per_s < MIN_SHARE * median:
-            found = f"{link.bytes_per_s / 1e9:.3g} GB/s, where the median is {median / 1e9:.3g}"
+            found = f"{link.bytes_per_s / 1e9:.3g} GB/s; the median is {median / 1e9:.3g} GB/s"
             findings.append(Finding(check, link.link, found, Verdict.warn, mend))
         else:
             healthy.append(link)
@@ -44,5 +46,5 @@ def _healthy(check: str, links: Sequence[Bandwidth]) -> list[Finding]:
         return []
     if len(speeds) == 1:
         return [Finding(check, links[0].link, f"{speeds[0]:.3g} GB/s")]
-    found = f"{speeds[0]:.3g} to {speeds[-1]:.3g} GB/s, median {statistics.median(speeds):.3g}"
+    found = f"{speeds[0]:.3g} to {speeds[-1]:.3g} GB/s, median {statistics.median(speeds):.3g} GB/s"
     return [Finding(check, f"{len(speeds)} links", found)]

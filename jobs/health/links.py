@@ -1,4 +1,4 @@
-"""A rank's side of measuring links between devices: exchanges of pairs, by the collective that ``ppermute`` uses."""
+"""Link measurements on one rank: pairs exchange data with the collective that ``ppermute`` uses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ AXIS = "rank"
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """What one rank saw of an exchange with its partner."""
+    """One rank's view of an exchange with its partner."""
 
     seconds: float
     is_intact: bool
-    """Whether what arrived is what the partner sent."""
+    """The data that arrived are the partner's."""
 
 
 class LinkSession:
@@ -34,9 +34,9 @@ class LinkSession:
         )
 
     def exchange(self, pairs: Sequence[Pair], num_bytes: int, repeats: int) -> Exchange | None:
-        """Both of each pair send ``num_bytes`` to each other, ``repeats`` times; ``None`` for a rank without partner.
+        """Exchange ``num_bytes`` in both directions of each pair, ``repeats`` times; ``None`` without a partner.
 
-        Every rank makes the same calls: the program is one for all of them.
+        All ranks run the same program, including those without a partner.
         """
         partners = {**dict(pairs), **{b: a for a, b in pairs}}
         spec, length = PartitionSpec(AXIS), num_bytes // 4
@@ -52,7 +52,7 @@ class LinkSession:
         x = jax.make_array_from_single_device_arrays(
             (length * jax.device_count(),), sharding, [_pattern(self.rank, length)]
         )
-        # Compiles, connects, and lets all ranks begin together.
+        # The first run compiles, connects, and aligns the ranks.
         received = program(x).block_until_ready()
         began = time.perf_counter()
         for _ in range(repeats):
@@ -66,5 +66,5 @@ class LinkSession:
 
 
 def _pattern(rank: int, length: int) -> jax.Array:
-    """Numbers that tell the sender and the place."""
+    """Numbers that identify the sender and the position."""
     return jnp.arange(length, dtype=jnp.int32) ^ (rank * 0x9E3779B1 & 0x7FFFFFFF)

@@ -1,4 +1,4 @@
-"""Asks NVML about the GPUs of this host. What a GPU or a driver doesn't answer becomes ``None``, with the reason."""
+"""Facts about this host's GPUs, read through NVML; an unanswered query becomes ``None``, with the reason."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ _LINK_ERRORS = {
 
 
 def visible_gpus() -> list[Any]:
-    """NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; NVML itself ignores that.
+    """NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, which NVML itself ignores.
 
     Raises:
-      pynvml.NVMLError: NVML isn't there, or doesn't start.
+      pynvml.NVMLError: NVML is missing or doesn't start.
     """
     pynvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    # As CUDA reads it: what stands behind a name that is none doesn't count.
+    # CUDA ignores everything from the first invalid name on.
     names = itertools.takewhile(_GPU_NAME.fullmatch, (part.strip() for part in visible.split(",")))
     return [_handle(name) for name in names]
 
 
 def visible_gpu() -> Any:
-    """The first of them: the only one of a rank."""
+    """NVML handle of the first visible GPU; a rank has only one."""
     return visible_gpus()[0]
 
 
 def gpu_facts(handle: Any, peers: Sequence[Any] = ()) -> GpuFacts:
-    """All that NVML tells of the GPU with this handle, and of its access to the memory of ``peers``."""
+    """Facts about the GPU with this handle, including its access to the memory of ``peers``."""
     unreadable: dict[str, str] = {}
 
     def read(name: str, function: Callable[[Any], T]) -> T | None:
@@ -91,7 +91,7 @@ def gpu_facts(handle: Any, peers: Sequence[Any] = ()) -> GpuFacts:
 
 
 def num_active_links(handle: Any) -> int:
-    """NVLink connections that are up."""
+    """Number of active NVLink connections."""
     try:
         return sum(_link_states(handle))
     except pynvml.NVMLError:
@@ -99,7 +99,7 @@ def num_active_links(handle: Any) -> int:
 
 
 def used_bytes(handle: Any) -> int | None:
-    """Memory that processes use; ``None``: NVML doesn't tell."""
+    """Memory that processes use; ``None`` if unknown."""
     try:
         return _memory(handle)[1]
     except pynvml.NVMLError:
@@ -117,7 +117,7 @@ def _memory(handle: Any) -> tuple[int, int]:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError:
-        # Before driver 510, where the driver's own reserve counts as used.
+        # Drivers before 510 count their own reserve as used.
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return memory.total, memory.used
 
@@ -144,7 +144,7 @@ def _remapped_rows(handle: Any) -> RemappedRows:
 
 
 def _link_states(handle: Any) -> list[bool]:
-    """Of each link that the GPU has: whether it is up. Raises ``NVMLError`` where it has none."""
+    """Activity of each link of the GPU; raises ``NVMLError`` if it has none."""
     states: list[bool] = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -172,7 +172,7 @@ def _nvlinks(handle: Any) -> NvLinks:
 def _fabric(handle: Any) -> Fabric:
     info = pynvml.c_nvmlGpuFabricInfoV_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    # A byte and its padding in NVML's own declaration, a whole word in pynvml's.
+    # NVML declares a byte and padding, pynvml a whole word.
     state = info.state & 0xFF
     degraded = info.healthMask >> pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW
     degraded &= pynvml.NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW
@@ -190,6 +190,6 @@ def _fabric(handle: Any) -> Fabric:
 
 
 def _access(handle: Any, peer: Any) -> str:
-    # Not ..._INDEX_READ, which pynvml defines as a tuple.
+    # pynvml defines ..._INDEX_READ as a tuple by mistake.
     status = pynvml.nvmlDeviceGetP2PStatus(handle, peer, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
-    return _P2P_REASONS.get(status, "not known")
+    return _P2P_REASONS.get(status, "unknown")

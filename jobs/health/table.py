@@ -1,4 +1,4 @@
-"""The findings as a table; what is the same at several places is one row."""
+"""The findings as a table; equal findings at several places share a row."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rich.text import Text
 from jobs.health.finding import Finding, Verdict
 
 _STYLES = {Verdict.ok: "green", Verdict.unknown: "dim", Verdict.warn: "yellow", Verdict.fail: "bold red"}
-# Logs have no width; wrapped lines are hard to search.
+# Width if the output is no terminal; wrapped lines are hard to search.
 _LOG_WIDTH = 180
 _MAX_PLACES = 4
 
 
 def print_findings(findings: Sequence[Finding], stream: TextIO) -> None:
-    """A row for each check, verdict and finding, then how many there are of each verdict."""
+    """Print a row for each distinct finding, then the number of findings of each verdict."""
     console = Console(file=stream, highlight=False)
     if not console.is_terminal:
         console.width = _LOG_WIDTH
@@ -28,13 +28,13 @@ def print_findings(findings: Sequence[Finding], stream: TextIO) -> None:
     for title in ("check", "where", "found", "verdict", "what to do"):
         table.add_column(title, overflow="fold")
     for finding, places in _grouped(findings):
-        # Text: what was found may have brackets, which are markup in a plain string.
+        # Text, because brackets in a plain string are markup.
         cells = [Text(text) for text in (finding.check, _named(places), finding.found, finding.verdict.value)]
         cells[-1].stylize(_STYLES[finding.verdict])
         table.add_row(*cells, Text(finding.mend))
     with console.capture() as captured:
         console.print(table)
-    # Without the blanks that fill the last column.
+    # Strip the blanks that fill the last column.
     print("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()), file=stream)
     counts = Counter(finding.verdict for finding in findings)
     print("# " + ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict), file=stream, flush=True)

@@ -1,4 +1,4 @@
-"""How fast one host's TCP reaches another host, on any free port: what gloo and jax.distributed need, too."""
+"""TCP bandwidth from one host to another on any free port; gloo and jax.distributed need such ports, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 
-# For a peer that is fenced off, whose packets vanish.
+# Limit for a peer behind a firewall that drops packets.
 CONNECT_TIMEOUT_S = 5.0
 _CHUNK_BYTES = 1 << 20
 _KEY_BYTES = 16
@@ -17,18 +17,18 @@ _COUNT_BYTES = 8
 
 
 class Sink:
-    """Takes what one sender sends, and tells it how much arrived. It listens on one address, for one connection."""
+    """Receives one sender's data and reports back how much arrived; listens on one address for one connection."""
 
     def __init__(self, ip: str) -> None:
         self.key = secrets.token_bytes(_KEY_BYTES)
-        """What the sender shows first; anyone else is hung up on."""
+        """Key that the sender must send first; the sink hangs up on others."""
         self._listener = socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET)
         self._listener.settimeout(CONNECT_TIMEOUT_S + 1)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._run, name="sink", daemon=True).start()
 
     def _run(self) -> None:
-        # A sender that never comes or breaks off has its own error to report.
+        # A sender that never connects, or breaks off, reports its own error.
         with contextlib.suppress(OSError), self._listener:
             connection, _ = self._listener.accept()
             with connection:
@@ -42,10 +42,10 @@ class Sink:
 
 
 def send(ip: str, port: int, key: bytes, *, seconds: float) -> float:
-    """Send to the ``Sink`` there for that long; bytes that arrived in a second.
+    """Send to a ``Sink`` for ``seconds``; return the bytes per second that arrived.
 
     Raises:
-      OSError: it can't be reached, or the connection breaks.
+      OSError: the sink can't be reached, or the connection breaks.
     """
     with socket.create_connection((ip, port), timeout=CONNECT_TIMEOUT_S) as connection:
         connection.sendall(key)

@@ -1,4 +1,4 @@
-"""Listens for XIDs, the NVIDIA driver's error reports. NVML keeps no count of them: only who listens learns of one."""
+"""A listener for XIDs, the NVIDIA driver's error reports. NVML keeps none: only a listener learns of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class XidWatch:
         self._seen: list[Xid] = []
         self._stopped = threading.Event()
         self.error: str | None = None
-        """Why nothing is heard."""
+        """Reason why listening failed; ``None`` if it works."""
         try:
             self._events = pynvml.nvmlEventSetCreate()
             for handle in handles:
@@ -32,7 +32,7 @@ class XidWatch:
         self._thread.start()
 
     def stop(self) -> tuple[Xid, ...]:
-        """Those that came since this was made."""
+        """Stop, and return the XIDs since the start."""
         self._stopped.set()
         if self.error is None:
             self._thread.join()
@@ -46,7 +46,7 @@ class XidWatch:
             except pynvml.NVMLError_Timeout:
                 continue
             except pynvml.NVMLError as error:
-                # A GPU that fell off the bus, perhaps: that would come back at once, each time.
+                # For example a GPU that fell off the bus, where each wait would fail at once.
                 self.error = str(error)
                 break
         pynvml.nvmlEventSetFree(self._events)

@@ -1,1 +1,1 @@
-"""Inside a rank: the plan of cases, operands, checks and timing."""
+"""Code that runs inside a rank: operands, programs, checks, times and telemetry."""

@@ -1,7 +1,7 @@
-"""Random operands that every rank can make on its own, from a seed: its shard, and everybody's.
+"""Random operands from a seed: every rank can draw its own shard and all others.
 
-The oracle of a rank multiplies the gathered lhs. That is made here from the seeds of all ranks, not gathered through
-the network under test, so a broken collective can't spoil the reference as well.
+A rank's oracle multiplies the gathered lhs. That lhs is drawn from all ranks' seeds, not gathered through the network
+under test, so that a broken collective can't spoil the reference as well.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from jobs.records.row import Case
+    from jobs.records.case import Case
 
 AXIS = "x"
 LHS_SPEC, RHS_SPEC, OUT_SPEC = PartitionSpec(AXIS, None), PartitionSpec(None, AXIS), PartitionSpec(None, AXIS)
-# Integers -2 .. 2: their products add up to at most 4 k, far below 2**24, where float32 is still exact.
+# Integers from -2 to 2: a sum of k products is at most 4 k, far below 2**24, up to which float32 is exact.
 MAX_INTEGER = 2
 
 
@@ -34,7 +34,7 @@ class Operands(NamedTuple):
 
 
 class LocalOperands(NamedTuple):
-    """What one rank multiplies, on its own device."""
+    """Operands of one rank's multiply, on its own device."""
 
     gathered_lhs: jax.Array
     """``[num_ranks * m_shard, k]``."""
@@ -59,13 +59,13 @@ def _rhs_shard(case: Case, rank: int, seed: int, integers: bool) -> jax.Array:
 
 
 def local_operands(case: Case, rank: int, seed: int, *, integers: bool = False) -> LocalOperands:
-    """The whole lhs and this rank's rhs, made without communication; equal to what ``operands`` shards."""
+    """The whole lhs and this rank's rhs, drawn without communication; the same values as in ``operands``."""
     shards = [_lhs_shard(case, source, seed, integers) for source in range(case.num_ranks)]
     return LocalOperands(jnp.concatenate(shards), _rhs_shard(case, rank, seed, integers))
 
 
 def operands(case: Case, mesh: Mesh, rank: int, seed: int, *, integers: bool = False) -> Operands:
-    """Sharded operands of one call: normal data, or integers -2 .. 2."""
+    """Sharded operands of one call: normal data, or integers from -2 to 2."""
     lhs, rhs = _lhs_shard(case, rank, seed, integers), _rhs_shard(case, rank, seed, integers)
     return Operands(
         _globally((case.num_ranks * case.m_shard, case.k), mesh, LHS_SPEC, lhs),

@@ -1,7 +1,7 @@
-"""jax's own ring kernel as a baseline: ``all_gather_lhs_matmul`` of ``jax.experimental.pallas.ops.gpu``.
+"""A baseline: jax's own ring kernel, ``all_gather_lhs_matmul`` of ``jax.experimental.pallas.ops.gpu``.
 
-It is what the article describes, and takes shapes that its tiles divide. It chooses no tiles: its example times a grid
-of them. Here the shape decides, by a model of one line, and the record says which ones ran.
+The JAX tutorial (https://docs.jax.dev/en/latest/pallas/gpu/collective_matmul.html) describes it. Its tiles must divide
+the shape. jax's example times a grid of tiles; here a one-line model chooses them, and the row records them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NAME = "jax_ring"
 
 
 class _Tiles(NamedTuple):
-    """Output tile of a warpgroup, how two of them make that of a CTA, and how long a pipeline step of that takes."""
+    """Output tile of a warpgroup, how two of them form a CTA's tile, and the time of a pipeline step of that."""
 
     tile_m: int
     tile_n: int
     wg_dimension: str
     step_time: float
-    """Relative to a CTA tile of 128 x 256; as ``cmkernel.performance_model`` has it."""
+    """As a ratio to the step of a 128 x 256 CTA tile; the numbers of ``cmkernel.performance_model``."""
 
     @property
     def cta_tile(self) -> tuple[int, int]:
@@ -42,7 +42,7 @@ class _Tiles(NamedTuple):
         return -(-num_tiles // num_sms) * self.step_time
 
 
-# The article's first: of equals the first one is taken.
+# The tutorial's tiles come first: among equals the first one wins.
 _CANDIDATES = (
     _Tiles(128, 128, "N", 1.0),
     _Tiles(128, 128, "M", 1.0),
@@ -52,12 +52,12 @@ _CANDIDATES = (
     _Tiles(64, 64, "N", 0.34),
     _Tiles(64, 64, "M", 0.34),
 )
-# The rest is as in the article's config, which with the first tiles is `conf/kernel/mosaic_gpu_simple.yaml`.
+# As in the tutorial's config; with the first tiles it equals `conf/kernel/mosaic_gpu_simple.yaml`.
 _TILE_K, _MAX_CONCURRENT_STEPS, _GRID_TILE_WIDTH = 64, 4, 8
 
 
 def unsupported_reason(*, axis_name: str, dtype: Any) -> str | None:
-    """Why it can't run here whatever the shape; ``None`` where it can. To be called inside ``jax.shard_map``."""
+    """Reason why no shape can run here, or ``None``; call it inside ``jax.shard_map``."""
     if (reason := hardware.unsupported_reason(axis_name=axis_name)) is not None:
         return reason
     if lax.axis_size(axis_name) == 1:
@@ -68,10 +68,10 @@ def unsupported_reason(*, axis_name: str, dtype: Any) -> str | None:
 
 
 def choose_config(*, m_shard: int, k: int, n_shard: int, num_sms: int) -> Any:
-    """Its ``TuningConfig`` for a shape: of the tiles that divide it those with the shortest device step.
+    """``TuningConfig`` for a shape: of the tiles that divide it, the ones with the shortest device step.
 
     Raises:
-      NotImplementedError: its module can't be imported.
+      NotImplementedError: jax's module can't be imported.
       ValueError: no tiles divide the shape.
     """
     module = _module()
@@ -98,8 +98,8 @@ def choose_config(*, m_shard: int, k: int, n_shard: int, num_sms: int) -> Any:
 def all_gather_matmul(lhs: jax.Array, rhs: jax.Array, *, axis_name: str, config: Any) -> jax.Array:
     """``AllGather(lhs) @ rhs`` by jax's kernel, for use inside ``jax.shard_map``.
 
-    Optimization barriers stand around it as around the project's kernels, and for their reason: see
-    ``cmkernel.mosaic_gpu``. jax's own code has none.
+    Optimization barriers surround it for the same reason as the project's kernels: see ``cmkernel.mosaic_gpu``. jax's
+    own code has none.
     """
     lhs, rhs = (lax.optimization_barrier(operand) for operand in (lhs, rhs))
     out = _module().all_gather_lhs_matmul(lhs, rhs, axis_name, config=config, dtype=lhs.dtype)
@@ -107,13 +107,13 @@ def all_gather_matmul(lhs: jax.Array, rhs: jax.Array, *, axis_name: str, config:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """A ``TuningConfig`` for the record."""
+    """``TuningConfig`` as plain data for the row."""
     values = dataclasses.asdict(config)
     return {name: value.name if isinstance(value, enum.Enum) else value for name, value in values.items()}
 
 
 def _module() -> types.ModuleType:
-    # Late: it imports jax's test utilities, and with them absl.
+    # Imported late: it imports jax's test utilities and with them absl, which jax doesn't require.
     try:
         return importlib.import_module("jax.experimental.pallas.ops.gpu.collective_matmul_mgpu")
     except ImportError as error:

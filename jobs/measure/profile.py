@@ -1,4 +1,4 @@
-"""Device times from the profiler: each kernel of a call, and the span of the whole call. GPUs only."""
+"""Device times from jax's profiler: each kernel of a call, and the span of the whole call. GPUs only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-# Work of the runtime around a multiply, which `kernel_us` leaves out and `device_us` counts.
+# The runtime's work around a multiply: `device_us` counts it, `kernel_us` doesn't.
 _OVERHEAD = re.compile(r"memcpy|memset|barrier|^(loop|input|wrapped)_", re.IGNORECASE)
-# But for what rounds the result of a GEMM that wrote float32: that is the second half of the multiply.
+# A conversion after a GEMM that wrote float32 rounds its result: it is the second half of the multiply and counts.
 _CONVERSION = re.compile(r"^(loop|wrapped)_convert")
 _EXCHANGE = re.compile("nccl", re.IGNORECASE)
 
@@ -29,22 +29,22 @@ class Kernel:
 
     @property
     def time_us(self) -> float:
-        """How long it ran."""
+        """Duration in microseconds."""
         return (self.end_ns - self.start_ns) / 1e3
 
     @property
     def multiplies(self) -> bool:
-        """Whether it gathers or multiplies, rather than copies, clears or synchronizes."""
+        """The kernel gathers or multiplies; it doesn't copy, clear or synchronize."""
         return not _OVERHEAD.search(self.name)
 
     @property
     def is_gemm(self) -> bool:
-        """Whether it multiplies, rather than gathers."""
+        """The kernel multiplies; it doesn't gather."""
         return self.multiplies and not _EXCHANGE.search(self.name)
 
     @property
     def converts(self) -> bool:
-        """Whether it changes the type of an array."""
+        """The kernel changes the dtype of an array."""
         return bool(_CONVERSION.search(self.name))
 
 
@@ -53,14 +53,14 @@ class Profile:
     """Device times of an implementation on one rank, in microseconds."""
 
     kernel_us: list[float]
-    """For each call, the summed time of the kernels that gather or multiply, or convert what was multiplied."""
+    """Per call: summed time of the kernels that gather, multiply, or convert a multiply's result."""
     device_us: list[float]
-    """For each call, from its first kernel's start to its last one's end."""
+    """Per call: time from the first kernel's start to the last one's end."""
     kernels_us: dict[str, float]
-    """Median over calls of the summed time of each kernel, by name."""
+    """By kernel name: summed time in a call, median over calls."""
 
     def as_span(self) -> Profile:
-        """With ``kernel_us`` as the span of the whole call: for kernels and copies of several streams at once."""
+        """Profile whose ``kernel_us`` is the span of the whole call: for kernels that overlap on several streams."""
         return dataclasses.replace(self, kernel_us=self.device_us)
 
 
@@ -70,10 +70,10 @@ def profile(
     count: int,
     align_on_device: Callable[[], str],
 ) -> list[Profile] | None:
-    """Trace ``count`` calls of each function with its operand sets, in turn; ``None`` where there is no timeline.
+    """Trace ``count`` calls of each function with its operand sets, in turn; ``None`` without a timeline.
 
-    ``align_on_device`` enqueues work that keeps the device busy until the call behind it is enqueued too, and that ends
-    on all ranks at the same moment; it returns the name of its program, by which its kernels are told apart.
+    ``align_on_device`` enqueues work that keeps the device busy until the next call is enqueued and that ends on all
+    ranks at the same moment. It returns the name of its program, which separates the calls in the trace.
     """
     with tempfile.TemporaryDirectory(prefix="cmkernel_trace_") as folder:
         with jax.profiler.trace(folder):
@@ -88,7 +88,7 @@ def profile(
     if not groups:
         return None
     if len(groups) != count * len(calls):
-        raise RuntimeError(f"the profiler saw {len(groups)} calls of {count * len(calls)}")
+        raise RuntimeError(f"the profiler recorded {len(groups)} of {count * len(calls)} calls")
     return [_summarize(groups[i :: len(calls)]) for i in range(len(calls))]
 
 
@@ -113,7 +113,7 @@ def _kernel_us(call: list[Kernel]) -> float:
 
 
 def _calls(data: jax.profiler.ProfileData, aligner: str) -> list[list[Kernel]]:
-    """Kernels of each call, in order: what lies between one run of the aligner and the next."""
+    """Kernels of each call, in order: all between one run of the aligner and the next."""
     timeline: list[tuple[float, Kernel | None]] = []
     for plane in data.planes:
         if not plane.name.startswith("/device:GPU"):
@@ -123,18 +123,19 @@ def _calls(data: jax.profiler.ProfileData, aligner: str) -> list[list[Kernel]]:
                 continue
             for event in line.events:
                 stats = dict(event.stats)
-                kernel = Kernel(event.name, event.start_ns, event.start_ns + event.duration_ns)
-                timeline.append((kernel.start_ns, None if stats.get("hlo_module") == aligner else kernel))
+                is_aligner = stats.get("hlo_module") == aligner
+                run = Kernel(event.name, event.start_ns, event.start_ns + event.duration_ns)
+                timeline.append((run.start_ns, None if is_aligner else run))
     timeline.sort(key=lambda item: item[0])
     groups: list[list[Kernel]] = []
     after_aligner = False
-    for _, found in timeline:
-        if found is None:
+    for _, kernel in timeline:
+        if kernel is None:
             after_aligner = True
             continue
         if after_aligner:
             groups.append([])
             after_aligner = False
         if groups:
-            groups[-1].append(found)
+            groups[-1].append(kernel)
     return groups

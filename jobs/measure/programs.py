@@ -1,4 +1,4 @@
-"""The programs of one implementation, ready to run: a single call, and a chain of dependent calls."""
+"""The two programs of an implementation: a single call, and a chain of dependent calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import cmkernel
 from cmkernel import hardware, xla
 from cmkernel.config import CONFIG_TYPES, to_plain
-from jobs.config.schema import LOCALS
+from jobs.config.implementations import LOCALS
 from jobs.measure import jax_ring, torch_fused
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
 from jobs.records.row import BASELINE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from jobs.records.layout import Layout
 
-# XLA multiplies by Triton or by cuBLAS, whichever it finds faster; these, by cuBLAS in any case.
+# XLA multiplies with Triton or cuBLAS, whichever it measures as faster; these implementations always use cuBLAS.
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 _BY_CUBLAS = ("local_cublas", "xla_cublas")
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
@@ -30,47 +30,47 @@ Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the driver asks every rank to measure."""
+    """An implementation that the driver asks every rank to measure."""
 
     requested: str
-    """``kernel.implementation``, ``baseline``, or a round of the tuner's."""
+    """``kernel.implementation``, ``baseline``, or the name of a tuning round."""
     implementation: str
-    """``auto``, or one of ``jobs.config.schema.BASELINES``."""
+    """``auto``, or one of ``jobs.config.implementations.IMPLEMENTATIONS``."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Options of its config that the user or the tuner set."""
+    """Config options set by the user or the tuner."""
     table: cmkernel.Table | None = None
-    """Tuned configs to choose from where none is set; ``None``: those that ship with cmkernel."""
+    """Tuned configs to choose from if no option is set; ``None`` takes the ones that ship with cmkernel."""
     label: str | None = None
-    """Name of its programs where several requests are of one implementation."""
+    """Name of the programs, needed if several requests have one implementation."""
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it stands beside what the config asks for."""
+        """The request is a baseline, not ``kernel.implementation``."""
         return self.requested == BASELINE
 
     @property
     def is_optional(self) -> bool:
-        """Whether the job goes on without it, where it can't run: a baseline, or one candidate of many."""
+        """The job continues if it can't run: a baseline, or one of many candidates."""
         return self.is_baseline or self.label is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """What a request turned into on this rank."""
+    """The outcome of a request on this rank."""
 
     implementation: str
-    """What really runs."""
+    """Implementation that runs; never ``auto``."""
     reason: str
-    """Why this one; of a baseline that can't run here, why not."""
+    """Reason of the choice; with ``runs=False``, the reason why it can't run."""
     config: dict[str, Any] | None
     runs: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """One implementation, ready to run. Both programs take the operands that the implementation works on.
+    """One implementation, ready to run. Both programs take the result of ``arguments``.
 
-    Arrays are jax's, global ones but for the local multiplies; with ``torch_fused`` they are tensors, and results have
+    These are global jax arrays; local ones for the local multiplies; tensors for ``torch_fused``. All results have
     ``block_until_ready``.
     """
 
@@ -78,10 +78,10 @@ class Programs:
     call: Callable[[Any, Any], Any]
     chain: Callable[[Sequence[Any], Sequence[Any]], Any]
     torch: torch_fused.Group | None = None
-    """What runs the programs of ``torch_fused``."""
+    """Process group of ``torch_fused``; ``None`` for the others."""
 
     def arguments(self, shared: Operands, local: LocalOperands) -> tuple[Any, Any]:
-        """The operands in the form that the implementation takes."""
+        """Operands in the form that the implementation takes."""
         if self.torch is not None:
             return self.torch.take(shared.lhs), self.torch.take(shared.rhs)
         return (local.gathered_lhs, local.rhs) if self.is_local else (shared.lhs, shared.rhs)
@@ -94,7 +94,7 @@ class Programs:
 
     @property
     def is_local(self) -> bool:
-        """Whether the operands are ``LocalOperands``."""
+        """The operands are ``LocalOperands``."""
         return self.opened.implementation in LOCALS
 
 
@@ -107,16 +107,24 @@ def build(
     layout: Layout | None = None,
     group: torch_fused.Group | None = None,
 ) -> Programs:
-    """The programs of ``request``; raises what ``cmkernel.all_gather_matmul`` raises, before anything is compiled.
+    """Build the programs of ``request`` without compiling them, except for ``torch_fused``.
 
-    ``layout`` is how the mesh lies on hosts (``None``: not known). ``group`` is what ``torch_fused`` runs in; all ranks
-    must build it together, as it is tried out.
+    Args:
+      request: implementation and config.
+      mesh: all ranks.
+      example: operands that give the shapes and dtypes.
+      chain_length: calls in the chain.
+      layout: ranks on each host; ``None`` if unknown.
+      group: process group of ``torch_fused``. All ranks must build it at the same time, as it runs once.
+
+    Raises:
+      ValueError, NotImplementedError: as ``cmkernel.all_gather_matmul`` does.
     """
     if request.implementation == torch_fused.NAME:
         if group is None:
-            raise NotImplementedError("the ranks are no process group of torch")
-        chain, about = torch_fused.build(group, *example, chain_length=chain_length)
-        return Programs(Opened(torch_fused.NAME, "named", about), group.call, chain, group)
+            raise NotImplementedError("the ranks have no process group of torch")
+        chain, config = torch_fused.build(group, *example, chain_length=chain_length)
+        return Programs(Opened(torch_fused.NAME, "named", config), group.call, chain, group)
     options = _compiler_options(request.implementation)
     open_it = _OPENERS.get(request.implementation, functools.partial(_open_cmkernel, layout=layout))
     opened, multiply = open_it(request, mesh, example)
@@ -153,7 +161,7 @@ def _open_cmkernel(
         choices.append(cmkernel.choose_implementation(lhs, rhs, **arguments))
         return cmkernel.all_gather_matmul(lhs, rhs, **arguments)
 
-    # Tracing alone runs every validation and tells what `auto` takes.
+    # Tracing runs every validation and resolves `auto`.
     jax.eval_shape(_over_ranks(choose, mesh), *example)
     choice = choices[0]
 
@@ -198,8 +206,8 @@ def _over_ranks(function: Callable[..., jax.Array], mesh: Mesh) -> Callable[...,
 
 
 def _chain(multiply: Multiply, length: int) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]:
-    """``length`` calls in one program, each depending on the one before it, over rotating operands."""
-    # Traced and lowered once, not `length` times: each time takes about a second for a Pallas kernel.
+    """One program of ``length`` calls over rotating operands; each call depends on the previous one."""
+    # Trace and lower it once instead of `length` times: a Pallas kernel takes about a second each time.
     multiply = jax.jit(multiply)
 
     def chain(lhs_sets: Sequence[jax.Array], rhs_sets: Sequence[jax.Array]) -> jax.Array:
@@ -215,11 +223,11 @@ def _chain(multiply: Multiply, length: int) -> Callable[[Sequence[jax.Array], Se
 
 
 def _depend(lhs: jax.Array, out: jax.Array) -> jax.Array:
-    """``lhs``, unchanged, but not before ``out`` is there.
+    """Return ``lhs`` unchanged, but only once ``out`` is computed.
 
-    A few elements of ``out`` times zero are added: the compiler must keep that, as they could be NaN. It is done in
-    place, after one copy of each set: the program doesn't own its arguments. An optimization barrier wouldn't do: it is
-    gone before collectives are scheduled.
+    It adds a few elements of ``out`` times zero, which the compiler must keep because they could be NaN. This happens
+    in place after one copy of each set, as the program doesn't own its arguments. An optimization barrier isn't enough:
+    XLA removes it before it schedules collectives.
     """
     width = min(8, lhs.shape[1], out.shape[1])
     return lhs.at[:1, :width].add(out[:1, :width] * 0)

@@ -1,4 +1,4 @@
-"""One call of ``mosaic_gpu`` whose CTAs write down when they did what."""
+"""One call of ``mosaic_gpu`` whose CTAs record the times of their steps."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from cmkernel.mosaic_gpu import stamped_ring_all_gather_matmul
 from cmkernel.protocol import Protocol, make_protocol
 from cmkernel.stamps import Stamps
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC
-from jobs.records.row import Case
+from jobs.records.case import Case
 
 RING = "mosaic_gpu"
 
 
 @dataclasses.dataclass(frozen=True)
 class RingStamps:
-    """Of one rank, with the protocol that they are read by."""
+    """Stamps of one rank, and the protocol that gives them their meaning."""
 
     protocol: Protocol
     stamps: Stamps
 
 
 def build(options: dict[str, Any], mesh: Mesh, case: Case) -> Callable[[jax.Array, jax.Array], RingStamps]:
-    """The call, from the kernel's ``options`` as a row has them."""
+    """Build the call from the kernel's ``options`` as in a row."""
     config = from_plain(RING, options)
     assert isinstance(config, KernelConfig)
     sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard}

@@ -1,4 +1,4 @@
-"""Iterations with fresh data, each one timed and checked, for as long as the driver asks for more."""
+"""A slice of a soak: iterations with fresh data, each one timed and checked."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 
 import jax
 
-from jobs.config.schema import Fault
+from jobs.config.choices import Fault
 from jobs.measure.check import Subject, compare_with_oracle, draw, is_wrong, summarize
 from jobs.measure.timing import Align
 from jobs.records.soak import RankSlice
 
-# One in so many iterations has integers, whose result must match bit for bit.
+# Every fourth iteration has integers, whose result must match bit for bit.
 INTEGERS_EVERY = 4
 
 
 def soak(subject: Subject, *, iterations: int, seed: int, fault_from: int, compiles: bool, align: Align) -> RankSlice:
-    """``iterations`` calls; the subject's fault is planted from iteration ``fault_from`` on.
+    """Run ``iterations`` calls; the subject's fault is planted from iteration ``fault_from`` on.
 
-    The data are drawn on the device, from the seeds from ``seed`` on, and are there before the call is timed. Where the
-    case was opened a moment ago the first ones compile, and are checked only.
+    Data are drawn on the device, with consecutive seeds from ``seed``, before each call is timed. With ``compiles``
+    (the case has just been opened) the first four calls compile: they are checked but not timed.
     """
     untimed = INTEGERS_EVERY if compiles else 0
     sound = dataclasses.replace(subject, fault=Fault.none)
     times_us: list[float | None] = []
-    found = []
+    outcomes = []
     for number in range(iterations):
         drawn = seed + number, number % INTEGERS_EVERY == INTEGERS_EVERY - 1
         operands = jax.block_until_ready(draw(subject, *drawn))
@@ -36,13 +36,13 @@ def soak(subject: Subject, *, iterations: int, seed: int, fault_from: int, compi
         result = subject.program.call(*operands)
         result.block_until_ready()
         times_us.append((time.perf_counter_ns() - start) / 1e3 if number >= untimed else None)
-        found.append(compare_with_oracle(subject if number >= fault_from else sound, result, drawn))
+        outcomes.append(compare_with_oracle(subject if number >= fault_from else sound, result, drawn))
     del operands, result
     memory = jax.local_devices()[0].memory_stats()
     return RankSlice(
         times_us=times_us,
-        wrong=[number for number, one in enumerate(found) if is_wrong(one)],
-        check=summarize(subject.case, found),
+        wrong=[number for number, one in enumerate(outcomes) if is_wrong(one)],
+        check=summarize(subject.case, outcomes),
         rss_bytes=_rss_bytes(),
         device_bytes=memory.get("bytes_in_use") if memory else None,
     )

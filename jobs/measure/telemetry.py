@@ -1,4 +1,4 @@
-"""Clock, power and throttling of this rank's GPU while it is timed, sampled through NVML."""
+"""Clock, power and throttling of this rank's GPU during timing, sampled through NVML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.health.nvml import num_active_links, visible_gpu
 from jobs.records.row import Telemetry
 
 INTERVAL_S = 0.05
-# Bits of nvmlClocksEventReasons that mean a lower clock than asked for, with the names of nvidia-smi.
+# Bits of nvmlClocksEventReasons for a clock below the requested one, with nvidia-smi's names.
 _THROTTLE_REASONS = {
     pynvml.nvmlClocksThrottleReasonSwPowerCap: "sw_power_cap",
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
@@ -24,7 +24,7 @@ _THROTTLE_REASONS = {
 
 
 class Sampler:
-    """A thread that reads NVML until it is stopped."""
+    """A thread that samples NVML until it is stopped."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -34,13 +34,13 @@ class Sampler:
 
     @classmethod
     def start(cls) -> Sampler:
-        """Begin to sample this process's GPU."""
+        """Start sampling this process's GPU."""
         sampler = cls(visible_gpu())
         sampler._thread.start()
         return sampler
 
     def stop(self, rank: int) -> Telemetry | None:
-        """End the thread and summarize; ``None`` where it got no sample."""
+        """End the thread and summarize its samples; ``None`` without any."""
         self._stopped.set()
         self._thread.join()
         if not self._samples:
@@ -70,11 +70,11 @@ class Sampler:
                     )
                 )
             except pynvml.NVMLError:
-                # Some drivers refuse some readings (MIG, vGPU); the times don't depend on them.
+                # Drivers refuse some readings with MIG and vGPU; the times don't depend on them.
                 return
 
 
 def nvlink_name() -> str:
-    """This process's NVLink connections as nvidia-smi names them: ``NV18`` for 18 active links; else ``PCIe``."""
+    """NVLink of this process's GPU as nvidia-smi names it, such as ``NV18`` for 18 active links; else ``PCIe``."""
     active = num_active_links(visible_gpu())
     return f"NV{active}" if active else "PCIe"

@@ -1,7 +1,4 @@
-"""Host-clock times: one jitted call, and one call out of a chain inside a program.
-
-A result needs no more than ``block_until_ready``.
-"""
+"""Host-clock times of a jitted call, and of a call inside a chain. Results only need ``block_until_ready``."""
 
 from __future__ import annotations
 
@@ -15,22 +12,22 @@ Sets = Sequence[tuple[Any, Any]]
 
 
 def share(total: int, burst: int, bursts: int) -> range:
-    """Which of ``total`` samples fall to one of ``bursts`` bursts, as evenly as possible."""
+    """Indices of the samples that belong to burst ``burst``; ``total`` samples are split evenly over ``bursts``."""
     return range(total * burst // bursts, total * (burst + 1) // bursts)
 
 
 def time_calls(call: Callable[..., Any], sets: Sets, *, which: range, align: Align) -> list[float]:
-    """``call_us``: from the dispatch of one call to its result, ranks aligned before each; operands take turns."""
+    """``call_us``: time from a call's dispatch to its result. Ranks align before each call; operands take turns."""
     return [_time(functools.partial(call, *sets[i % len(sets)]), align) for i in which]
 
 
 def time_chains(
     chain: Callable[..., Any], sets: Sets, *, count: int, calls_per_sample: int, repeats: int, align: Align
 ) -> list[float]:
-    """``in_graph_us``: ``repeats`` runs of a program of dependent calls, over the number of calls; ``count`` samples.
+    """``in_graph_us``: time of ``repeats`` runs of a chain, divided by ``calls_per_sample``; ``count`` samples.
 
-    The runs are dispatched back to back and the last one is waited for, so that the host's part hides behind the
-    device's in all but the first.
+    Runs are dispatched back to back and only the last is waited for, so that the host's work overlaps the device's in
+    all but the first.
     """
     lhs_sets, rhs_sets = zip(*sets, strict=True)
 
@@ -43,7 +40,7 @@ def time_chains(
 
 
 def _time(function: Callable[[], Any], align: Align) -> float:
-    """Microseconds until the result of ``function`` is there."""
+    """Microseconds from the call of ``function`` until its result is ready."""
     align()
     start = time.perf_counter_ns()
     function().block_until_ready()

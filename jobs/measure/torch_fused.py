@@ -1,8 +1,8 @@
-"""PyTorch's ``torch.ops.symm_mem.fused_all_gather_matmul`` as a baseline, in the ranks' own processes beside jax.
+"""A baseline: PyTorch's ``torch.ops.symm_mem.fused_all_gather_matmul``, in the ranks' processes beside jax.
 
-Operands and results pass through DLPack without a copy, so the check is that of every implementation. torch is no
-dependency: it is imported where this baseline is asked for, and what fails there becomes the row's reason. Written for
-torch 2.11; its symmetric memory has no public name yet.
+Operands and results pass through DLPack without a copy, so the check is the same as for every implementation. torch is
+no dependency: it is imported only when this baseline is requested, and a failure becomes the row's reason. Written for
+torch 2.11, where symmetric memory has no public name yet.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ import importlib
 import logging
 import os
 import socket
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from jobs.measure.reason import reason_of
+
 logger = logging.getLogger(__name__)
 
 NAME = "torch_fused"
-# For the ranks to meet, and for each exchange through the store.
+# Limit for the ranks to meet, and for each exchange through the store.
 TIMEOUT = datetime.timedelta(seconds=60)
-_REASON_CHARS = 300
 _ENVIRONMENT = {
-    # NVLink multicast is a resource of the whole machine, and may be forbidden where it is shared.
+    # NVLink multicast belongs to the whole machine; on a shared machine it may be forbidden.
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NCCL_NVLS_ENABLE": "0",
-    # Every rank sees its own GPU alone, as device 0, which torch would take for one GPU that all of them share.
+    # Every rank sees only its own GPU, as device 0; torch would assume that all ranks share one GPU.
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Readiness:
-    """Whether a rank can join."""
+    """A rank's answer before the ranks form a process group."""
 
     refusal: str | None
-    """Why it can't."""
+    """Reason why the rank can't join; ``None`` if it can."""
     port: int = 0
-    """Where this rank listens; that of rank 0 counts."""
+    """Port that rank 0 listens on; 0 for other ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,34 +51,34 @@ class Result:
     torch: Any
     tensor: Any
     operands: Any
-    """What it is computed from: jax, which can't see torch's work, reuses their memory as soon as nobody holds them."""
+    """Its inputs, kept alive: jax can't see torch's work and would reuse their memory once nothing refers to them."""
 
     def block_until_ready(self) -> Result:
-        """As a ``jax.Array`` does it."""
+        """Wait for the result, as ``jax.Array`` does."""
         self.torch.cuda.synchronize()
         return self
 
     def to_jax(self) -> jax.Array:
-        """A copy, which later calls don't overwrite."""
+        """Copy that later calls don't overwrite."""
         tensor = self.tensor.clone()
         self.torch.cuda.synchronize()
         return jax.dlpack.from_dlpack(tensor)
 
 
 class Group:
-    """The ranks as a process group of torch, which they have ``TIMEOUT`` to form."""
+    """The ranks as a process group of torch; they have ``TIMEOUT`` to form it."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self._rank, self._num_ranks = rank, num_ranks
         self._listener: socket.socket | None = None
         self._name = ""
         self._is_settled = False
-        # Why it could not be joined.
+        # Reason of a failed join.
         self._refusal: str | None = None
         self.torch: Any = None
 
     def get_ready(self, host: str) -> Readiness:
-        """Import torch; rank 0 listens at ``host``, its own address, on a port that is free there."""
+        """Import torch; rank 0 also listens on a free port of ``host``, its own address."""
         if self._is_settled:
             return Readiness(self._refusal)
         if jax.devices()[0].platform != "gpu":
@@ -89,25 +89,25 @@ class Group:
             self.torch = import_torch()
             self._listener = socket.create_server((host, 0), family=_family(host)) if self._rank == 0 else None
         except Exception as error:
-            return Readiness(told(error))
+            return Readiness(reason_of(error))
         return Readiness(None, self._listener.getsockname()[1] if self._listener else 0)
 
     def join(self, host: str, port: int) -> str | None:
-        """Make the process group, or know that there is one; why that failed, or ``None``."""
+        """Form the process group, once; return the reason of a failure, or ``None``."""
         if self._is_settled:
             return self._refusal
         try:
             self._join(host, port)
         except Exception as error:
-            self._refusal = told(error)
+            self._refusal = reason_of(error)
         self._is_settled = True
         return self._refusal
 
     def _join(self, host: str, port: int) -> None:
         dist = importlib.import_module("torch.distributed")
-        importlib.import_module("torch.distributed._symmetric_memory")  # It defines the operation.
+        importlib.import_module("torch.distributed._symmetric_memory")  # defines the operation
         self.torch.cuda.set_device(0)
-        # What every implementation here does, and what the check demands: sums in float32, rounded once.
+        # Sum in float32 and round once, as every implementation here does and the check demands.
         self.torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self.torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         store = dist.TCPStore(
@@ -116,7 +116,7 @@ class Group:
             self._num_ranks,
             self._rank == 0,
             timeout=TIMEOUT,
-            # A socket of ours: torch's own would listen on all interfaces. Its libuv server can't take one.
+            # torch's own socket would listen on all interfaces; its libuv server can't take this one.
             master_listen_fd=self._listener.detach() if self._listener else None,
             use_libuv=False,
         )
@@ -124,40 +124,40 @@ class Group:
         self._name = dist.group.WORLD.group_name
 
     def multiply(self, lhs: Any, rhs: Any) -> Any:
-        """Per rank: ``[m_shard, k]``, ``[k, n_shard]`` -> ``[num_ranks * m_shard, n_shard]``. Doesn't wait for it."""
+        """Enqueue ``[m_shard, k] @ [k, n_shard] -> [num_ranks * m_shard, n_shard]`` (shapes per rank)."""
         _, (out,) = self.torch.ops.symm_mem.fused_all_gather_matmul(
             lhs, [rhs], gather_dim=0, group_name=self._name, return_A=False
         )
         return out
 
     def call(self, lhs: Any, rhs: Any) -> Result:
-        """``multiply``, to be waited for."""
+        """Enqueue one multiply; the result can be waited for."""
         return Result(self.torch, self.multiply(lhs, rhs), (lhs, rhs))
 
     def take(self, array: jax.Array) -> Any:
-        """The tensor of this rank's shard, in the same memory; torch's work on it follows what jax has yet to do."""
+        """Tensor that shares the memory of this rank's shard; torch's work on it waits for jax's pending work."""
         return self.torch.from_dlpack(array.addressable_shards[0].data)
 
     def follow(self, array: jax.Array) -> None:
-        """Let what torch does next on the device wait for ``array``: its streams know nothing of jax's."""
+        """Make torch's next work on the device wait for ``array``; its streams don't see jax's."""
         self.take(array)
 
 
 class Chain:
-    """Dependent calls with the same other operations as in ``programs``: one CUDA graph, where it can be captured."""
+    """Dependent calls, with the same extra operations as in ``programs``: one CUDA graph if capture works."""
 
     def __init__(self, group: Group, length: int) -> None:
         self._group, self._length = group, length
         self._torch = group.torch
         self._captured: tuple[Any, Any, Any] | None = None
         self.captures = True
-        """Otherwise it runs eagerly."""
+        """Calls replay a CUDA graph; ``False`` runs them eagerly."""
 
     def __call__(self, lhs_sets: Sequence[Any], rhs_sets: Sequence[Any]) -> Result:
         """Result of the last call."""
         if not self.captures:
             return Result(self._torch, self._run(lhs_sets, rhs_sets), (lhs_sets, rhs_sets))
-        # A graph holds addresses. The sets that it was captured with are kept, so no others get theirs.
+        # A graph holds addresses. Keep the sets that it was captured with, so that no others get their memory.
         addresses = [tensor.data_ptr() for tensor in (*lhs_sets, *rhs_sets)]
         if self._captured is None or self._captured[0] != addresses:
             graph, out = self._capture(lhs_sets, rhs_sets)
@@ -167,18 +167,18 @@ class Chain:
         return Result(self._torch, out, (lhs_sets, rhs_sets))
 
     def try_out(self, lhs: Any, rhs: Any) -> None:
-        """Find out whether it can be captured; raises what an eager run of it raises."""
+        """Set ``captures`` by trying; raise what an eager run raises."""
         try:
             self([lhs], [rhs]).block_until_ready()
         except Exception as error:
-            logger.warning("the chain of %s runs eagerly: %s", NAME, told(error))
+            logger.warning("the chain of %s runs eagerly: %s", NAME, reason_of(error))
             self.captures = False
             self([lhs], [rhs]).block_until_ready()
 
     def _capture(self, lhs_sets: Sequence[Any], rhs_sets: Sequence[Any]) -> tuple[Any, Any]:
         self._captured = None
         graph = self._torch.cuda.CUDAGraph()
-        # thread_local: what other threads of the process do meanwhile, jax's for one, doesn't end the capture.
+        # thread_local: work of other threads, such as jax's, must not end the capture.
         with self._torch.cuda.graph(graph, capture_error_mode="thread_local"):
             out = self._run(lhs_sets, rhs_sets)
         return graph, out
@@ -189,7 +189,7 @@ class Chain:
         for i in range(1, self._length):
             turn = i % len(lhs_sets)
             if turn not in owned:
-                # XLA copies each set, too, before it writes into it.
+                # XLA copies each set before its first write, too.
                 lhs_sets[turn] = lhs_sets[turn].clone()
                 owned.add(turn)
             lhs = lhs_sets[turn]
@@ -200,10 +200,10 @@ class Chain:
 
 
 def build(group: Group, lhs: jax.Array, rhs: jax.Array, *, chain_length: int) -> tuple[Chain, dict[str, Any]]:
-    """The chain, tried out as the single call is, and what the record says about both.
+    """Build the chain and try it and the single call; return it with the row's ``config``.
 
     Raises:
-      NotImplementedError: torch raised; on all ranks, unless only this one is broken.
+      NotImplementedError: torch raised. All ranks fail alike, unless only this one is broken.
     """
     try:
         operands = group.take(lhs), group.take(rhs)
@@ -211,15 +211,15 @@ def build(group: Group, lhs: jax.Array, rhs: jax.Array, *, chain_length: int) ->
         chain = Chain(group, chain_length)
         chain.try_out(*operands)
     except Exception as error:
-        raise NotImplementedError(told(error)) from error
+        raise NotImplementedError(reason_of(error)) from error
     return chain, {"torch": str(group.torch.__version__), "chain": "cuda_graph" if chain.captures else "eager"}
 
 
 def import_torch() -> Any:
-    """torch, imported in an environment that suits the ranks.
+    """Set torch's environment for the ranks and import it.
 
     Raises:
-      NotImplementedError: it isn't installed, or has no CUDA.
+      NotImplementedError: torch isn't installed, or finds no CUDA device.
     """
     os.environ.update(_ENVIRONMENT)
     try:
@@ -229,15 +229,6 @@ def import_torch() -> Any:
     if not torch.cuda.is_available():
         raise NotImplementedError(f"torch {torch.__version__} finds no CUDA device")
     return torch
-
-
-def told(error: Exception) -> str:
-    """An exception as a reason of one line; its traceback goes to the rank's log."""
-    traceback.print_exception(error)
-    text = " ".join(str(error).split())
-    if not isinstance(error, NotImplementedError):
-        text = f"{type(error).__name__}: {text}"
-    return text if len(text) <= _REASON_CHARS else f"{text[:_REASON_CHARS]} ..."
 
 
 def _family(host: str) -> socket.AddressFamily:

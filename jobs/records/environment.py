@@ -1,31 +1,140 @@
-"""Where and how a job ran: what environment.json and the W&B config say about it."""
+"""Where and how a job ran: the content of ``environment.json`` and of the W&B config's ``environment``."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import getpass
 import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from jobs.records.member import Member
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from jobs.records.row import AnyRow
 
 
-def environment(submitted_git_sha: str | None) -> dict[str, Any]:
+ENVIRONMENT_NAME = "environment.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GangRecord:
+    """One gang: the ranks that measured an attempt."""
+
+    attempt: int = 1
+    """Number of the gang in its job; journals of version 1 don't number it."""
+    members: tuple[Member, ...] = ()
+    ended: str | None = None
+    """Why a gang that is gone ended."""
+    restart_s: float | None = None
+    """Seconds from its loss to the first step of the next gang."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GangsRecord:
+    """Gangs of one island, or of a job without islands: the last one, and those before it."""
+
+    island: str | None = None
+    attempt: int = 0
+    """Number of the last gang; 0 before the first."""
+    members: tuple[Member, ...] = ()
+    gang: str | None = None
+    """``fresh``, or the point of a multirun whose gang was reused."""
+    earlier_attempts: tuple[GangRecord, ...] = ()
+
+    def all(self) -> tuple[GangRecord, ...]:
+        """Every gang, in order."""
+        return *self.earlier_attempts, GangRecord(attempt=self.attempt or 1, members=self.members)
+
+    def retired(self, ended: str) -> GangsRecord:
+        """Move the last gang to the earlier ones."""
+        if not self.attempt:
+            return self
+        known = {gang.attempt: gang for gang in self.earlier_attempts}
+        known[self.attempt] = GangRecord(attempt=self.attempt, members=self.members, ended=ended)
+        earlier = tuple(known[attempt] for attempt in sorted(known))
+        return GangsRecord(island=self.island, attempt=self.attempt, earlier_attempts=earlier)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Command, code, machine and gangs of a job. Old runs lack some of it: those fields are ``None``."""
+
+    command: str | None = None
+    git_sha: str | None = None
+    """Commit of the code, with ``-dirty`` behind it where files differ."""
+    python: str | None = None
+    platform: str | None = None
+    driver_host: str | None = None
+    user: str | None = None
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Versions of the packages that all hosts have."""
+    outlier_z: float | None = None
+    """``cluster.outlier_z`` of the job."""
+    wandb_name: str | None = None
+    wandb_group: str | None = None
+    wandb_id: str | None = None
+    gangs: tuple[GangsRecord, ...] = (GangsRecord(),)
+    """One entry per island, or a single one without a name."""
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Ranks of the last gang, island by island."""
+        return tuple(member for gangs in self.gangs for member in gangs.members)
+
+    @property
+    def all_members(self) -> tuple[Member, ...]:
+        """Ranks of every gang."""
+        return tuple(member for gangs in self.gangs for gang in gangs.all() for member in gang.members)
+
+    def members_of(self, row: AnyRow) -> tuple[Member, ...]:
+        """Ranks of the gang that measured ``row``, where they are recorded."""
+        gangs = (gang for one in self.gangs if one.island == row.island for gang in one.all())
+        return next((gang.members for gang in gangs if gang.attempt == row.attempt), ())
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON object of ``environment.json``: ``islands``, or the fields of the single entry of ``gangs``."""
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "gangs"}
+        gangs = [_known(dataclasses.asdict(one)) for one in self.gangs]
+        return {**data, **(gangs[0] if self.gangs[0].island is None else {"islands": gangs})}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Environment:
+        """Environment from a JSON object that ``to_json`` made, of this version or an earlier one.
+
+        Raises:
+          ValueError: it isn't of a job.
+        """
+        try:
+            gangs = [_filled(gangs) for gangs in data.get("islands", [data])]
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        return _adapter().validate_python({**data, "gangs": gangs})
+
+
+def here(submitted_git_sha: str | None) -> Environment:
     """Command, code and machine of the driver. No environment variable's value is part of it: some are secrets.
 
-    ``submitted_git_sha`` is the commit of a submitted job, whose upload has no history of its own.
+    Args:
+      submitted_git_sha: commit of a submitted job, whose upload has no history of its own.
     """
-    # What ``python -m`` runs: jobs.bench, jobs.tune, ...
+    # Module that ``python -m`` runs: jobs.bench, jobs.tune, ...
     started = sys.modules["__main__"].__spec__
-    return {
-        "command": " ".join(["python", *(["-m", started.name] if started else sys.argv[:1]), *sys.argv[1:]]),
-        "git_sha": submitted_git_sha or git_sha(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "driver_host": socket.gethostname(),
-        "user": getpass.getuser(),
-    }
+    return Environment(
+        command=" ".join(["python", *(["-m", started.name] if started else sys.argv[:1]), *sys.argv[1:]]),
+        git_sha=submitted_git_sha or git_sha(),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        driver_host=socket.gethostname(),
+        user=getpass.getuser(),
+    )
 
 
 def git_sha() -> str | None:
@@ -40,5 +149,32 @@ def git_sha() -> str | None:
 
 
 def short_sha(sha: str) -> str:
-    """A commit as people write it; what stands behind its 40 digits stays."""
+    """Commit as people write it: 12 digits, and what stands behind its 40 digits."""
     return sha[:12] + sha[40:]
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Environment]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Environment)
+
+
+# Runs that were stripped for tests, and early ones, say no more of a rank than its device.
+_UNKNOWN = dict.fromkeys(("host", "ip", "node_id", "stderr_path"), "") | {"pid": 0, "versions": {}}
+_UNKNOWN |= dict.fromkeys(("gpu_uuid", "gpu_index", "driver_version"))
+
+
+def _filled(gangs: Mapping[str, Any]) -> dict[str, Any]:
+    """``gangs`` with members that have all fields."""
+    members = [{"rank": rank, **_UNKNOWN, **member} for rank, member in enumerate(gangs.get("members", ()))]
+    earlier = [_filled(gang) for gang in gangs.get("earlier_attempts", ())]
+    return {**gangs, "members": members, **({"earlier_attempts": earlier} if earlier else {})}
+
+
+def _known(gangs: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that say something: a gang that hasn't begun has neither number nor members."""
+    earlier = [_known(gang) for gang in gangs.get("earlier_attempts", ())]
+    known = {key: value for key, value in gangs.items() if value not in (None, ()) and (key, value) != ("attempt", 0)}
+    lists = {"members": list(gangs["members"]), "earlier_attempts": earlier}
+    return {**known, **{key: value for key, value in lists.items() if value}}

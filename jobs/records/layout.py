@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cmkernel import cost
 
 if TYPE_CHECKING:
-    from jobs.records.row import Case
+    from jobs.records.case import Case
 
 TWO_LEVEL = "ppermute_two_level"
 

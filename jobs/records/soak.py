@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.records.row import Case, Check, RankCheck
+from jobs.records.case import Case
+from jobs.records.check import Check, RankCheck
 
 FORMAT_VERSION = 1
 
@@ -53,6 +54,10 @@ class SoakSlice:
     """When it ended: ISO 8601, UTC."""
     version: int = FORMAT_VERSION
 
+    def __post_init__(self) -> None:
+        if self.version != FORMAT_VERSION:
+            raise ValueError(f"version={self.version} of a slice must be {FORMAT_VERSION}")
+
     @classmethod
     def of_ranks(cls, ranks: Sequence[RankSlice], *, first_iteration: int, **about: Any) -> SoakSlice:
         """From what every rank found; ``about`` are the other fields."""
@@ -68,19 +73,3 @@ class SoakSlice:
             device_bytes=[rank.device_bytes for rank in ranks],
             **about,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> SoakSlice:
-        """From a JSON object that ``to_json`` made.
-
-        Raises:
-          ValueError: the object is of another format version.
-        """
-        if data.get("version") != FORMAT_VERSION:
-            raise ValueError(f"version={data.get('version')} of a slice must be {FORMAT_VERSION}")
-        check = {**data["check"], "failed_ranks": tuple(data["check"]["failed_ranks"])}
-        return cls(**{**data, "case": Case(**data["case"]), "check": Check(**check)})

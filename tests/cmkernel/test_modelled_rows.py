@@ -43,7 +43,7 @@ def test_a_table_of_other_models_is_replaced_and_nothing_else(modelled_rows, mon
     monkeypatch.undo()
     assert modelled_rows.with_table(stale) == docs
     # At the end of the file, too.
-    start = docs.index("| D | article's kernel")
+    start = docs.index("| D | tutorial's kernel")
     end = docs.index("\n\n", start) + 1
     assert modelled_rows.with_table(docs[:end]) == docs[:end]
 
@@ -55,7 +55,7 @@ def test_write_renews_the_docs_of_its_checkout(tmp_path):
         path.parent.mkdir(parents=True)
     shutil.copy(PROGRAM, program)
     lines = DOCS.read_text().splitlines(keepends=True)
-    start = next(i for i, line in enumerate(lines) if line.startswith("| D | article's kernel"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("| D | tutorial's kernel"))
     docs.write_text("".join(lines[: start + 1] + lines[start + 5 :]))
     subprocess.run(
         [sys.executable, program, "--write"], env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True

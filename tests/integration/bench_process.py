@@ -27,7 +27,7 @@ QUICK = (
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """What a job left behind."""
+    """A job that has ended: its exit code and its output."""
 
     code: int
     stdout: str
@@ -40,20 +40,31 @@ class Finished:
 
     def rows(self) -> list[dict]:
         """The journal."""
-        lines = (Path(self.result["run_dir"]) / "results.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return journal(self.result)
 
 
 def parse_result(stdout: str) -> dict:
+    """The RESULT line, which must be the last one."""
     last = stdout.rstrip().splitlines()[-1]
     assert last.startswith("RESULT {"), stdout
     return json.loads(last.removeprefix("RESULT "))
 
 
+def results(stdout: str) -> list[dict]:
+    """All RESULT lines: a multirun prints one for each point and one for the whole."""
+    return [json.loads(line.removeprefix("RESULT ")) for line in stdout.splitlines() if line.startswith("RESULT ")]
+
+
+def journal(result: dict) -> list[dict]:
+    """The rows of the job that printed this RESULT line."""
+    return [json.loads(line) for line in (Path(result["run_dir"]) / "results.jsonl").read_text().splitlines()]
+
+
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's environment as a user's shell would have it: without what conftest.py, Ray and wandb set."""
-    removed = ("JAX_PLATFORMS", "XLA_FLAGS", "RAY_ADDRESS")
+    """A user's shell: this process's environment without what conftest.py, Ray and wandb set."""
+    removed = ("JAX_PLATFORMS", "XLA_FLAGS")
     env = {name: value for name, value in os.environ.items() if name not in removed and "WANDB" not in name}
+    env = {name: value for name, value in env.items() if not name.startswith("RAY_")}
     for name, value in changes.items():
         env.pop(name, None)
         if value is not None:
@@ -79,7 +90,7 @@ def start(*overrides: str, job: str = "jobs.bench", root: Path = ROOT, **env: st
 
 
 def finish(process: subprocess.Popen, *, timeout_s: float) -> Finished:
-    """Wait for the job to end; it is killed, and the test fails, where it doesn't."""
+    """Wait for the job to end. A job that doesn't is killed, and the test fails."""
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -90,22 +101,7 @@ def finish(process: subprocess.Popen, *, timeout_s: float) -> Finished:
 
 
 def run(
-    *overrides: str, timeout_s: float = 120, job: str = "jobs.bench", root: Path = ROOT, **env: str | None
+    *overrides: str, timeout_s: float = 240, job: str = "jobs.bench", root: Path = ROOT, **env: str | None
 ) -> Finished:
     """The job, from start to end."""
     return finish(start(*overrides, job=job, root=root, **env), timeout_s=timeout_s)
-
-
-def inspect(wandb_dir: str | Path, *options: str) -> list[dict]:
-    """What ``wandb leet inspect --json`` prints, as anyone would read the run: while it runs, too."""
-    leet = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", *options, str(wandb_dir)]
-    found = subprocess.run(leet, capture_output=True, text=True, timeout=60, env=environment(), check=True)
-    if "--summary" in options:
-        return [json.loads(found.stdout)]
-    return [json.loads(line) for line in found.stdout.splitlines()]
-
-
-def logged_rows(wandb_dir: str | Path) -> list[dict]:
-    """The rows in the history of a W&B run."""
-    items = [record["history"]["item"] for record in inspect(wandb_dir) if record["type"] == "history"]
-    return [item for item in items if "case/name" in item]

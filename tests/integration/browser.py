@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ _OPTIONS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND",  # offline, whatever the machine has
     "--window-size=1400,1000",
 )
@@ -37,13 +40,19 @@ class Browser:
         self._session: str | None = None
         self._loaded = False
         self.complaints: list[str] = []
-        """What the page's console and its network log said: errors, warnings, refusals of the content policy."""
+        """Errors, warnings and refusals of the content policy, from the page's console and its network log."""
         self.requests: list[str] = []
         """Addresses that the page asked for."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
+
+    def emulate(self, *, width: int, dark: bool = False) -> None:
+        """A screen of that many CSS pixels, on a system with a light or a dark scheme."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=True)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, path: Path) -> None:
         """Load a file and wait until it is there."""
@@ -68,10 +77,15 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
-        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(answer["data"]))
+    def screenshot(self, selector: str | None = None) -> bytes:
+        """The whole page as PNG, or an element of it."""
+        clip = {}
+        if selector:
+            self.evaluate("scrollTo(0, 0)")
+            box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+            clip = {"clip": {**{name: box[name] for name in ("x", "y", "width", "height")}, "scale": 1}}
+        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True, **clip)
+        return base64.b64decode(answer["data"])
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         message = {"id": next(self._numbers), "method": method, "params": parameters}
@@ -105,11 +119,11 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser(profile: Path, *, timeout_s: float = 120) -> Iterator[Browser]:
-    """A browser of its own, with its profile in a folder; it is killed after ``timeout_s`` at the latest."""
+def browser(profile: Path, *, options: Sequence[str] = (), timeout_s: float = 120) -> Iterator[Browser]:
+    """A browser of its own, with more command-line ``options``; it is killed after ``timeout_s`` at the latest."""
     assert BINARY
     process = subprocess.Popen(
-        ["sh", "-c", _ON_A_PIPE, "sh", BINARY, *_OPTIONS, f"--user-data-dir={profile}"],
+        ["sh", "-c", _ON_A_PIPE, "sh", BINARY, *_OPTIONS, *options, f"--user-data-dir={profile}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

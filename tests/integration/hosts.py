@@ -1,8 +1,8 @@
 """Several hosts on one machine: ``with hosts(2, num_cpus=2) as cluster: ...``.
 
 Each host is a network namespace with an address, a name and a raylet of its own, and its link to the others can be cut.
-They hang on a bridge in a namespace apart, so that clusters of tests that run at the same time don't meet. Needs root
-and `ip` (iproute2); where namespaces aren't permitted, tests are skipped with the reason.
+The bridge between them has a namespace of its own, so clusters of tests that run at the same time don't meet. Needs
+root and `ip` (iproute2). Where namespaces aren't permitted, tests are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SUBNET = "10.77.0"
 
 @dataclasses.dataclass
 class Host:
-    """One of them; the first one has the head node, and is where drivers run."""
+    """One host. The first one has the head node, and drivers run there."""
 
     name: str
-    """Its hostname: ``h1``, ``h2``, ..."""
+    """Hostname: ``h1``, ``h2``, ..."""
     ip: str
     namespace: str
     switch: str
@@ -48,7 +48,7 @@ class Host:
     """`ray start`, whose children are the raylet and its agents."""
 
     def command(self, *command: str) -> list[str]:
-        """``command``, to be run on this host; the process that is started is the command itself."""
+        """``command`` as it runs on this host. The process that it starts is the command itself, not a wrapper."""
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.name]
         return ["ip", "netns", "exec", self.namespace, *named, *command]
 
@@ -66,7 +66,7 @@ class Host:
         )
 
     def start_raylet(self) -> None:
-        """A node that joins, or the head; doesn't wait for it."""
+        """Start the head, or a node that joins, without waiting for it."""
         address = [f"--address={self.head_ip}:{GCS_PORT}"]
         if self.ip == self.head_ip:
             address = ["--head", f"--port={GCS_PORT}", "--disable-usage-stats"]
@@ -86,11 +86,11 @@ class Host:
             )
 
     def kill_raylet(self) -> None:
-        """SIGKILL for the raylet process alone; then the end of the `ray start` that watched it."""
+        """Kill the raylet process alone, and wait until the `ray start` that watches it ends."""
         assert self.raylet is not None
         (pid,) = (pid for pid in _children(self.raylet.pid) if _program(pid) == "raylet")
         os.kill(pid, signal.SIGKILL)
-        self.raylet.wait(30)
+        self.raylet.wait(60)
 
     def stop_raylet(self) -> None:
         """End what `start_raylet` started."""
@@ -99,7 +99,7 @@ class Host:
             self.raylet = None
 
     def cut(self) -> None:
-        """Pull the cable: packets vanish both ways, and nobody is told."""
+        """Pull the cable: packets vanish both ways, without an error anywhere."""
         _ip("-n", self.switch, "link", "set", self.name, "down")
 
     def mend(self) -> None:
@@ -109,7 +109,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """A cluster of them."""
+    """A cluster of hosts."""
 
     hosts: Sequence[Host]
     address: str
@@ -184,7 +184,7 @@ def _make_network(made: Sequence[Host]) -> None:
     known = "".join(f"{host.ip} {host.name}\n" for host in made)
     for host in made:
         _ip("netns", "add", host.namespace)
-        # What `ip netns exec` shows there in the place of /etc/hosts: gloo advertises what a hostname resolves to.
+        # `ip netns exec` shows this file as /etc/hosts. gloo advertises the address that a hostname resolves to.
         etc = Path("/etc/netns", host.namespace)
         etc.mkdir(parents=True)
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
@@ -217,11 +217,11 @@ def _await(host: Host, port: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    pids = []
     for path in Path("/proc", str(pid), "task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += [int(child) for child in path.read_text().split()]
-    return found
+            pids += [int(child) for child in path.read_text().split()]
+    return pids
 
 
 def _program(pid: int) -> str:

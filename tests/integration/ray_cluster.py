@@ -20,20 +20,22 @@ from pathlib import Path
 START_TIMEOUT_S = 90.0
 # Ray drains a node that still has actors for 30 s; nothing here is worth waiting for that long.
 STOP_TIMEOUT_S = 15.0
+# A W&B key that somebody has put into the environment in which Ray was started.
+FAKE_KEY = "fade0123456789abcdef0123456789abcdefade0"
 
 
 @dataclasses.dataclass(frozen=True)
 class RayCluster:
-    """A head node that runs."""
+    """A running head node."""
 
     address: str
-    """``host:port`` of the GCS: what ``cluster.address`` and RAY_ADDRESS take."""
+    """``host:port`` of the GCS, for ``cluster.address`` and RAY_ADDRESS."""
     dashboard_url: str
-    """``http://...``: what ``scripts/submit.sh --address`` takes."""
+    """``http://...``, for ``scripts/submit.sh --address``."""
     env: Mapping[str, str]
     """Environment for the command line and for drivers: this process's without its RAY_*, and the token."""
     auth_env: Mapping[str, str]
-    """The part of it that is the token."""
+    """The part of ``env`` that is the token."""
     temp_dir: Path
     pid: int
 
@@ -78,7 +80,7 @@ def ray_cluster(*, num_cpus: int = 4, env: Mapping[str, str] | None = None) -> I
 
 
 def write_token(temp_dir: Path) -> dict[str, str]:
-    """A token of the cluster's own, as the variables that name it."""
+    """Write a token for one cluster; the variables that name it."""
     token_path = temp_dir / "token"
     token_path.write_text(secrets.token_hex(32))
     token_path.chmod(0o600)
@@ -86,7 +88,7 @@ def write_token(temp_dir: Path) -> dict[str, str]:
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment without its RAY_*, and as in an activated one: a job's entry point calls `python`."""
+    """This process's environment without RAY_*, and with this `python` first in PATH: a job's entry point calls it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     inherited["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
     return inherited
@@ -106,7 +108,7 @@ def _await_job_server(url: str, token: str, process: subprocess.Popen[bytes], lo
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the processes that were started here, and no others."""
+    """End the process group of ``process``, and no other process."""
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""Run as a program, ``stick.py TID``: stops one thread of another process, and keeps it so until that process ends.
+"""``python stick.py TID`` stops one thread of another process, until that process or this program ends.
 
-So a stuck process looks from outside: its other threads go on, and answer. A signal can't do that, as SIGSTOP stops all
-threads; ptrace can. Once this program ends, the thread goes on.
+The process then looks stuck from outside: its other threads go on, and answer. SIGSTOP can't do that, as it stops all
+threads. ptrace can.
 """
 
 import ctypes

@@ -1,4 +1,7 @@
-"""The main job on CPU ranks of a local Ray, end to end."""
+"""The main job on CPU ranks of a local Ray, from its start to its report.
+
+Few jobs run here, and many tests read what each of them has left.
+"""
 
 import json
 import re
@@ -9,30 +12,31 @@ from pathlib import Path
 import pytest
 
 from jobs.results.wandb import metrics
-from tests.integration.bench_process import QUICK, ROOT, command, finish, inspect, logged_rows, run, start
+from tests.integration.bench_process import QUICK, ROOT, command, finish, journal, results, run, start
+from tests.jobs.results.wandb.leet import history, inspect
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """One job as the README's first command runs it, four ranks, W&B offline, and when its first row could be seen.
+    """The README's first command: four ranks, W&B offline. Returns the job and the rows left when W&B showed one.
 
-    Seconds from the row in the journal to `wandb leet inspect` that shows it; `None`: not before the job ended.
+    ``None`` instead of that number: W&B showed no row before the job ended. In the driver's environment jax has no
+    platform that exists, so a driver that starts a jax backend fails; on a GPU node it would take a GPU's memory.
     """
     run_dir = tmp_path_factory.mktemp("bench") / "run"
-    process = start("timing=quick", "wandb=offline", f"run_dir={run_dir}")
-    journal, seen_s = run_dir / "results.jsonl", None
-    while process.poll() is None and not (journal.exists() and journal.stat().st_size):
+    process = start("timing=quick", "wandb=offline", f"run_dir={run_dir}", JAX_PLATFORMS="no_such_platform")
+    path, left = run_dir / "results.jsonl", None
+    while process.poll() is None and not (path.exists() and path.stat().st_size):
         time.sleep(0.1)
-    measured_s = time.monotonic()
-    while process.poll() is None and seen_s is None:
-        if logged_rows(next((run_dir / "wandb").glob("offline-run-*"))):
-            seen_s = time.monotonic() - measured_s
-    return finish(process, timeout_s=180), seen_s
+    while process.poll() is None and left is None:
+        if history(next((run_dir / "wandb").glob("offline-run-*"))):
+            left = 6 - len(path.read_text().splitlines())
+    return finish(process, timeout_s=180), left
 
 
 @pytest.fixture(scope="module")
 def finished(watched):
-    """That job; shared by the tests below."""
+    """The job of ``watched``."""
     return watched[0]
 
 
@@ -73,7 +77,7 @@ def test_the_table_has_a_line_for_each_row(finished):
         assert sum(implementation in line for line in lines) >= 2
 
 
-def test_the_run_directory_tells_how_it_was_made(finished):
+def test_the_run_directory_says_how_it_was_made(finished):
     run_dir = Path(finished.result["run_dir"])
     assert run_dir.is_absolute()
     assert "num_ranks" in (run_dir / "config.yaml").read_text()
@@ -92,26 +96,20 @@ def test_it_ends_with_pictures_and_a_report(finished):
     assert "Traceback" not in (run_dir / "bench.log").read_text()
 
 
-@pytest.mark.slow
-def test_a_report_that_cannot_be_made_changes_nothing_else(tmp_path):
-    (tmp_path / "pictures").write_text("a file where a folder should be")
-    finished = run(*QUICK, "results.report=true", f"run_dir={tmp_path}")
-    assert (finished.code, finished.result["status"], finished.result["rows"]) == (0, "ok", 6)
-    assert not (tmp_path / "report.html").exists()
-    log = (tmp_path / "bench.log").read_text()
-    assert f"no report: python -m jobs.report {tmp_path} makes one" in log
-    assert "Traceback" in log
+def test_a_row_is_visible_in_wandb_while_the_job_still_measures(watched):
+    _, left = watched
+    assert left is not None, "not before the job ended"
+    assert left > 0, "not before the last row was measured"
 
 
-def test_a_row_is_visible_within_5_s_of_being_measured_while_the_job_runs(watched):
-    _, seen_s = watched
-    assert seen_s is not None
-    assert seen_s < 5
+def test_the_driver_starts_no_jax_backend(finished):
+    assert finished.code == 0, finished.stderr
+    assert "no_such_platform" not in finished.stdout + finished.stderr
 
 
 def test_the_offline_wandb_run_holds_rows_config_and_summary(finished):
     wandb_dir = finished.result["wandb_dir"]
-    rows, journal = logged_rows(wandb_dir), finished.rows()
+    rows, journal = history(wandb_dir), finished.rows()
     assert [row["case/implementation"] for row in rows] == ["ppermute", "xla", "local"] * 2
     assert [row["case/number"] for row in rows] == [1, 1, 1, 2, 2, 2]
     for row, line in zip(rows, journal, strict=True):
@@ -135,7 +133,7 @@ def test_the_offline_wandb_run_holds_rows_config_and_summary(finished):
     assert "wandb sync" in finished.stdout
 
 
-def test_the_log_tells_what_runs_what_is_left_and_the_best_so_far(finished):
+def test_progress_shows_what_runs_what_is_left_and_the_best_so_far(finished):
     lines = [line for line in finished.stdout.splitlines() if re.match(r"# \d+/\d+ ", line)]
     assert lines
     assert all(re.search(r"; about \d+ (s|min) left(; best (ppermute|xla) [\d.]+ us.*)?$", line) for line in lines)
@@ -154,32 +152,48 @@ def test_cfg_and_help_print_what_hydra_users_expect():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["wrong_element", "swapped_shards"])
-def test_a_wrong_result_fails_the_job_and_leaves_no_time(fault, tmp_path):
-    finished = run(*QUICK, f"check.fault={fault}", f"run_dir={tmp_path / 'run'}")
-    assert finished.code == 1
-    assert finished.result["status"] == "check_failed"
-    assert finished.result["restarts"] == 0, "a fresh gang would be as wrong"
-    rows = finished.rows()
-    for row in rows[::3]:
-        assert row["implementation"] == "ppermute"
-        assert not row["check"]["passed"]
-        assert row["check"]["failed_ranks"] == [1], "the fault is planted on the last rank alone"
-        assert row["in_graph_us"] is row["call_us"] is row["derived"] is None
-        assert row["samples_us"] == {}
-    assert all(row["check"]["passed"] for row in rows if row["implementation"] != "ppermute")
-    assert "FAILED" in finished.stdout
+def test_a_wrong_result_fails_the_job_and_leaves_no_time(tmp_path):
+    faults = "check.fault=wrong_element,swapped_shards"
+    swept = run("-m", *QUICK, "problem.m_shard=32", faults, HOME=str(tmp_path), timeout_s=240)
+    assert swept.code == 1
+    *points, _ = results(swept.stdout)
+    assert len(points) == 2
+    for result in points:
+        assert (result["status"], result["exit_code"]) == ("check_failed", 1)
+        assert result["restarts"] == 0, "a fresh gang would be as wrong"
+        wrong, *others = journal(result)
+        assert wrong["implementation"] == "ppermute"
+        assert not wrong["check"]["passed"]
+        assert wrong["check"]["failed_ranks"] == [1], "the fault is planted on the last rank alone"
+        assert wrong["in_graph_us"] is wrong["call_us"] is wrong["derived"] is None
+        assert wrong["samples_us"] == {}
+        assert [row["implementation"] for row in others if row["check"]["passed"]] == ["xla", "local"]
+    assert swept.stdout.count("FAILED") >= 2
+
+
+@pytest.fixture(scope="module")
+def of_one_rank(tmp_path_factory):
+    """A job of one rank and two dtypes, whose run directory has a file where the pictures' folder would be."""
+    run_dir = tmp_path_factory.mktemp("of_one_rank")
+    (run_dir / "pictures").write_text("in the way")
+    overrides = ["problem.m_shard=32", "problem.dtype=[f16,f32]", "cluster.num_ranks=1", "results.report=true"]
+    return run(*QUICK, *overrides, f"run_dir={run_dir}")
 
 
 @pytest.mark.slow
-def test_float16_and_float32_and_one_rank(tmp_path):
-    finished = run(*QUICK, "problem.dtype=[f16,f32]", "cluster.num_ranks=1", f"run_dir={tmp_path / 'run'}")
-    assert finished.code == 0, finished.stderr
-    assert {row["case"]["dtype"] for row in finished.rows()} == {"float16", "float32"}
+def test_float16_and_float32_and_one_rank(of_one_rank):
+    assert of_one_rank.code == 0, of_one_rank.stderr
+    rows = of_one_rank.rows()
+    assert [row["case"]["dtype"] for row in rows] == ["float16"] * 3 + ["float32"] * 3
+    assert all(row["check"]["passed"] and row["case"]["num_ranks"] == 1 for row in rows)
 
 
 @pytest.mark.slow
-def test_the_driver_starts_no_jax_backend(tmp_path):
-    """On a GPU node it would take a GPU's memory. Here it would fail; the ranks choose their platform themselves."""
-    finished = run(*QUICK, "problem.m_shard=32", f"run_dir={tmp_path / 'run'}", JAX_PLATFORMS="no_such_platform")
-    assert finished.code == 0, finished.stderr
+def test_a_report_that_cannot_be_made_changes_nothing_else(of_one_rank):
+    result = of_one_rank.result
+    assert (of_one_rank.code, result["status"], result["rows"]) == (0, "ok", 6)
+    run_dir = Path(result["run_dir"])
+    assert not (run_dir / "report.html").exists()
+    log = (run_dir / "bench.log").read_text()
+    assert f"no report: python -m jobs.report {run_dir} makes one" in log
+    assert "Traceback" in log

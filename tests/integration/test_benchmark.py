@@ -3,12 +3,13 @@
 import pytest
 
 from jobs.config.problem import expand
-from jobs.driver.benchmark import Benchmark
-from jobs.gang.cluster import connect
+from jobs.driver.benchmark import BENCH, Benchmark
+from jobs.driver.plan import requests_of
 from jobs.gang.gang import Gang
 from jobs.results.terminal import table
 from tests.integration.bench_process import QUICK
-from tests.jobs.config.test_rules import composed
+from tests.integration.measurements import Observed
+from tests.jobs.composed import composed
 
 pytestmark = pytest.mark.slow
 
@@ -20,20 +21,15 @@ SETTINGS = composed(
 
 
 @pytest.fixture(scope="module")
-def gang():
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        connect(SETTINGS.cluster) as cluster,
-    ):
-        # What conftest.py sets is for this process.
-        patch.delenv("XLA_FLAGS", raising=False)
-        with Gang.start(cluster, SETTINGS.cluster, 2) as gang:
-            yield gang
+def gang(local_ray):
+    with Gang.start(local_ray, SETTINGS.cluster, 2) as gang:
+        yield gang
 
 
 def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
-    said, begun = [], []
-    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *step: begun.append(step), announce=said.append)
+    observed = Observed(gang, SETTINGS)
+    messages, begun, requests = observed.messages, observed.begun, requests_of(SETTINGS)
+    benchmark = Benchmark(observed.measurement, requests)
     (case,) = expand(SETTINGS.problem, 2)
     (rows,) = benchmark.run(case)
     assert [(row.implementation, row.requested) for row in rows] == [
@@ -45,24 +41,24 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
         ("local_cublas", "baseline"),
     ]
     assert rows[0].config == {"num_chunks": 1}
-    assert f"{case}: kernel.num_chunks: of mosaic_gpu, so ppermute runs without" in said
+    assert f"{case}: kernel.num_chunks: of mosaic_gpu, so ppermute runs without" in messages
     for row in rows[1::2]:
         assert row.check is None
         assert not row.failed
         assert "platform='cpu' must be 'gpu'" in row.reason
         assert row.samples_us == {}
-        assert f"{case}: {row.implementation} can't run: {row.reason}" in said
+        assert f"{case}: {row.implementation} can't run: {row.reason}" in messages
     for row in rows[::2]:
         assert row.check.passed
         assert row.in_graph_us.max > 0
-        # Of the one that was measured.
+        # Ratios are to the one multiply that was measured.
         assert row.derived.ratio_to_local == pytest.approx(row.in_graph_us.max / rows[4].in_graph_us.max)
     footer = table.footer_lines(rows)
     assert f"# NOT RUN torch_fused on {case}" in footer
     assert "# Out of bounds values : 0 OK" in footer
-    # Progress finds each step in its plan, in this order, and the fastest implementation once there is one.
+    # Each step is in the plan, in this order, and the fastest implementation is reported once there is one.
     run = {"auto", "xla", "local"}
-    plan = Benchmark.steps(case, SETTINGS, "cpu")
+    plan = BENCH.steps(case, requests, SETTINGS, "cpu")
     assert [step for step, _, _ in begun] == [step for step in plan if step.implementation in {None, *run}]
     assert begun[1][1] == f"{case}: ppermute: check"
     assert begun[0][2] is None
@@ -72,10 +68,10 @@ def test_a_baseline_that_cannot_run_has_a_row_with_the_reason(gang):
 
 
 def test_a_timeline_that_cannot_be_had_costs_nothing_else(gang):
-    said = []
-    benchmark = Benchmark(gang, SETTINGS, 1, report=lambda *_: None, announce=said.append)
+    observed = Observed(gang, SETTINGS)
+    benchmark = Benchmark(observed.measurement, requests_of(SETTINGS))
     (case,) = expand(SETTINGS.problem, 2)
-    # No kernel is open on these ranks: as where one program more is one too many for the GPUs' memory.
-    assert benchmark._timeline(case, ["mosaic_gpu"]) == []
-    assert said == [f"{case}: no timeline of mosaic_gpu: RuntimeError: no case is open"]
+    # No kernel is open on these ranks. On GPUs, one program too many for their memory has the same effect.
+    assert benchmark.timeline(case, ["mosaic_gpu"]) == []
+    assert observed.messages == [f"{case}: no timeline of mosaic_gpu: RuntimeError: no case is open"]
     assert gang.answers()

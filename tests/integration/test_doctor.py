@@ -1,4 +1,4 @@
-"""The doctor on real Rays, and a job that refuses what it finds; GPUs are told of by a library in NVML's place."""
+"""The doctor on real Rays, and a job that refuses what it finds; a library in NVML's place reports the GPUs."""
 
 import json
 import shutil
@@ -8,22 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
+from jobs.driver.examination import LINKS, measure_links
+from jobs.gang.gang import Gang
 from tests.integration.bench_process import QUICK, ROOT, Finished, environment, run
 
 STUB = ROOT / "tests" / "jobs" / "data" / "nvml_stub.c"
-# Pairs of ranks that exchange over gloo; what they find doesn't depend on the backend.
-LINKS = """
-from jobs.driver.examination import LINKS, measure_links
-from jobs.gang.cluster import connect
-from jobs.gang.gang import Gang
-from jobs.config.schema import ClusterMode, ClusterSettings
-
-settings = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=90)
-with connect(settings) as cluster, Gang.start(cluster, settings, 3, session=LINKS) as gang:
-    for kind, links in measure_links(gang, num_bytes=2**20, repeats=3).items():
-        for link in links:
-            print(kind, link.link.removeprefix(gang.members[0].host), link.bytes_per_s > 0, link.error, sep="|")
-"""
 
 
 def examine(*overrides, timeout_s=120, **env):
@@ -92,13 +83,15 @@ def test_it_is_submitted_like_a_job(ray_head, tmp_path):
 
 
 @pytest.mark.slow
-def test_links_between_ranks():
-    done = subprocess.run(
-        [sys.executable, "-c", LINKS], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
-    expected = [f"GPU links inside hosts| rank {a} - {b}|True|None" for a, b in ((0, 1), (0, 2), (1, 2))]
-    assert sorted(done.stdout.splitlines()) == expected
+def test_links_between_ranks(local_ray):
+    """Pairs of ranks that exchange over gloo; what they find doesn't depend on the backend."""
+    settings = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=90)
+    with Gang.start(local_ray, settings, 3, session=LINKS) as gang:
+        ((kind, links),) = measure_links(gang, num_bytes=2**20, repeats=3).items()
+        host = gang.members[0].host
+    assert kind == "GPU links inside hosts"
+    assert sorted(link.link for link in links) == [f"{host} rank {a} - {b}" for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert all(link.bytes_per_s > 0 and link.error is None for link in links)
 
 
 @pytest.fixture(scope="module")

@@ -8,24 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.bench_process import QUICK, ROOT, Finished, environment, finish
-from tests.integration.hosts import hosts
 
 pytestmark = pytest.mark.slow
-
-JOINED = """
-import time, ray
-
-ray.init(log_to_driver=False)
-while sum(node["Alive"] for node in ray.nodes()) < 3:
-    time.sleep(0.1)
-"""
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with hosts(3, num_cpus=1) as cluster:
-        subprocess.run(cluster.hosts[0].command(sys.executable, "-c", JOINED), env=on(cluster), check=True, timeout=60)
-        yield cluster
 
 
 def on(cluster):
@@ -33,7 +17,7 @@ def on(cluster):
 
 
 def examine(cluster, run_dir):
-    """The doctor on the first host; its findings by check, place and verdict."""
+    """Run the doctor on the first host; its process, its report, and findings by check, place and verdict."""
     command = cluster.hosts[0].command(sys.executable, "-m", "jobs.doctor", f"run_dir={run_dir}", "cluster.num_ranks=1")
     done = subprocess.run(command, cwd=ROOT, env=on(cluster), capture_output=True, text=True, timeout=120)
     report = json.loads((run_dir / "doctor.json").read_text())
@@ -41,8 +25,8 @@ def examine(cluster, run_dir):
     return Finished(done.returncode, done.stdout, done.stderr), report, found
 
 
-def test_hosts_that_are_well(cluster, tmp_path):
-    finished, report, found = examine(cluster, tmp_path)
+def test_hosts_that_are_well(three_hosts, tmp_path):
+    finished, report, found = examine(three_hosts, tmp_path)
     assert finished.code == 0, finished.stdout + finished.stderr
     assert [host["host"] for host in report["hosts"]] == ["h1", "h2", "h3"]
     for host in ("h1", "h2", "h3"):
@@ -54,33 +38,35 @@ def test_hosts_that_are_well(cluster, tmp_path):
     assert all(link["bytes_per_s"] > 0 for link in report["links"])
 
 
-def test_a_name_that_leads_nowhere(cluster, tmp_path):
-    trapped = cluster.hosts[2]
+def test_a_name_that_leads_nowhere(three_hosts, tmp_path):
+    trapped = three_hosts.hosts[2]
     names = Path("/etc/netns", trapped.namespace, "hosts")
     healthy = names.read_text()
     names.write_text(f"127.0.0.1 localhost\n127.0.1.1 {trapped.name}\n")
     try:
-        finished, _, found = examine(cluster, tmp_path / "doctor")
+        finished, _, found = examine(three_hosts, tmp_path / "doctor")
         finding = found["host name", f"h3 ({trapped.ip})", "fail"]
         assert finding["found"] == "its name resolves to 127.0.1.1, which other hosts can't reach"
         assert finding["mend"] == f"map it to {trapped.ip} in /etc/hosts there"
         assert finished.code == 1
         assert "host name on h3" in finished.result["error"]
-        job = cluster.hosts[0].bench(*QUICK, "cluster.num_ranks=3", f"run_dir={tmp_path / 'bench'}")
-        refused = finish(job, timeout_s=90)
+        job = three_hosts.hosts[0].bench(*QUICK, "cluster.num_ranks=3", f"run_dir={tmp_path / 'bench'}")
+        refused = finish(job, timeout_s=180)
         assert (refused.code, refused.result["rows"]) == (3, 0)
         assert "host h3: its name resolves to 127.0.1.1" in refused.result["error"]
     finally:
         names.write_text(healthy)
 
 
-def test_a_host_that_is_cut_off(cluster, tmp_path):
-    """The last one: Ray may give the host up."""
-    cluster.hosts[2].cut()
+def test_a_host_that_is_cut_off(three_hosts, tmp_path):
+    """The module's last test: Ray may give the host up, so it joins again afterwards."""
+    three_hosts.hosts[2].cut()
     try:
-        finished, report, found = examine(cluster, tmp_path)
+        finished, report, found = examine(three_hosts, tmp_path)
     finally:
-        cluster.hosts[2].mend()
+        three_hosts.hosts[2].mend()
+        three_hosts.hosts[2].stop_raylet()
+        three_hosts.hosts[2].start_raylet()
     assert finished.code == 1, finished.stdout + finished.stderr
     assert found["examiner", "h3", "fail"]["found"] == "no answer within 20 s"
     assert [host["host"] for host in report["hosts"]] == ["h1", "h2"], "the others are still looked at"

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.driver.hosts import refuse_unfit_hosts
 from jobs.errors import GangLost, InfrastructureError, JobStopped, UsageError
 from jobs.gang.capacity import default_num_ranks
-from jobs.gang.cluster import connect
 from jobs.gang.gang import Gang, RankFailed
 from jobs.measure.pulse import PULSE
 from jobs.signals import stop_on_signals
+from tests.integration.ray_cluster import FAKE_KEY
+from tests.limits import GENEROUS_S, without_waiting
 
 NUM_RANKS = 2
 SETTINGS = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=90, placement_timeout_s=20)
@@ -25,7 +27,7 @@ SESSION = f"{__name__}:Session"
 
 
 class Session:
-    """What a rank does; the real one is jobs.measure.session."""
+    """The work of a rank, in place of jobs.measure.session."""
 
     def __init__(self):
         import jax
@@ -59,7 +61,7 @@ class Session:
             self.sum_of([1.0] * self.jax.device_count())
 
     def sum_without(self, rank):
-        """One rank never comes to the collective."""
+        """A sum that one rank doesn't take part in."""
         if self.jax.process_index() == rank:
             time.sleep(600)
         return self.sum_of([1.0] * self.jax.device_count())
@@ -71,7 +73,7 @@ class Session:
             PULSE.beat()
 
     def compile_for_long(self, at_least_s):
-        """One compilation of that many seconds."""
+        """Compile larger and larger programs, until one takes that many seconds."""
 
         def unrolled(x, length):
             for i in range(length):
@@ -98,16 +100,12 @@ class Session:
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    saved = dict(os.environ)
-    # Must be ignored: the mode is local.
-    os.environ.update(RAY_ADDRESS="127.0.0.1:1", WANDB_API_KEY="0123secret")
-    try:
-        with connect(SETTINGS) as cluster:
-            yield cluster
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
+def cluster(local_ray):
+    with pytest.MonkeyPatch.context() as patch:
+        # The driver has them, too.
+        patch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+        patch.setenv("WANDB_API_KEY", FAKE_KEY)
+        yield local_ray
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +122,7 @@ def fresh_gang(cluster, **options):
 
 
 def await_gone(members):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + GENEROUS_S
     while alive := [member for member in members if is_alive(member.pid)]:
         assert time.monotonic() < deadline, f"still there: {alive}"
         time.sleep(0.05)
@@ -148,7 +146,6 @@ def later(delay_s, action, *args):
 def test_local_ray(cluster):
     assert cluster.is_local
     assert not cluster.on_gpus
-    assert os.environ["RAY_ADDRESS"] == "127.0.0.1:1"
     assert default_num_ranks(cluster, SETTINGS) == 4
     assert refuse_unfit_hosts(cluster)["jax"] == "0.11.2"
 
@@ -168,16 +165,16 @@ def test_members(gang):
 
 
 def test_results_come_in_rank_order(gang):
-    found = gang.call("who", timeout_s=20, doing="asking")
-    assert [who["rank"] for who in found] == list(range(NUM_RANKS))
-    assert [who["pid"] for who in found] == [member.pid for member in gang.members]
-    assert {(who["num_ranks"], who["num_local_devices"]) for who in found} == {(NUM_RANKS, 1)}
+    answers = gang.call("who", timeout_s=60, doing="asking")
+    assert [who["rank"] for who in answers] == list(range(NUM_RANKS))
+    assert [who["pid"] for who in answers] == [member.pid for member in gang.members]
+    assert {(who["num_ranks"], who["num_local_devices"]) for who in answers} == {(NUM_RANKS, 1)}
 
 
 def test_ranks_have_no_key(gang):
-    for who in gang.call("who", timeout_s=20, doing="asking"):
+    for who in gang.call("who", timeout_s=60, doing="asking"):
         assert who["key"] is None
-        assert "0123secret" not in who["initial_environment"]
+        assert FAKE_KEY not in who["initial_environment"]
 
 
 def test_collective(gang):
@@ -186,7 +183,7 @@ def test_collective(gang):
 
 def test_refusal_by_cmkernel(gang):
     with pytest.raises(UsageError, match="tile_k=-1"):
-        gang.call("break_a_rule", timeout_s=20, doing="opening")
+        gang.call("break_a_rule", timeout_s=60, doing="opening")
 
 
 @pytest.mark.parametrize("rank", range(NUM_RANKS))
@@ -194,18 +191,18 @@ def test_exception_of_a_rank(gang, rank):
     with pytest.raises(
         RankFailed, match=rf"^rank {rank} on \S+ \(pid \d+\) failed while raising: ValueError: boo\n(?s:.*)raise error"
     ):
-        gang.call("raise_on", rank, ValueError("boo"), timeout_s=20, doing="raising")
+        gang.call("raise_on", rank, ValueError("boo"), timeout_s=60, doing="raising")
 
 
 def test_job_error_of_a_rank(gang):
     with pytest.raises(UsageError, match=r"^problem.k=7$"):
-        gang.call("raise_on", 1, UsageError("problem.k=7"), timeout_s=20, doing="raising")
+        gang.call("raise_on", 1, UsageError("problem.k=7"), timeout_s=60, doing="raising")
 
 
 @pytest.mark.parametrize("method", ["no_such_method", "return_a_lock"])
 def test_broken_call(gang, method):
     with pytest.raises(RankFailed, match=r"failed while trying: (AttributeError|TypeError)"):
-        gang.call(method, timeout_s=20, doing="trying")
+        gang.call(method, timeout_s=60, doing="trying")
 
 
 def test_gang_goes_on_after_exceptions(gang):
@@ -216,11 +213,12 @@ def test_gang_goes_on_after_exceptions(gang):
 def test_killed_rank(cluster, rank, capfd):
     with fresh_gang(cluster) as gang:
         victim = gang.members[rank]
-        killed_at = []
-        with later(2, lambda: (killed_at.append(time.monotonic()), os.kill(victim.pid, signal.SIGKILL))):
-            with pytest.raises(InfrastructureError) as error:
-                gang.call("sum_for_ever", timeout_s=60, doing="adding")
-            assert time.monotonic() - killed_at[0] < 10
+        with (
+            later(2, os.kill, victim.pid, signal.SIGKILL),
+            without_waiting(),
+            pytest.raises(InfrastructureError) as error,
+        ):
+            gang.call("sum_for_ever", timeout_s=200, doing="adding")
         assert str(error.value).startswith(f"rank {rank} on {victim.host} (pid {victim.pid}) died while adding: ")
         assert victim.stderr_path in str(error.value)
         gang.close()
@@ -231,13 +229,14 @@ def test_killed_rank(cluster, rank, capfd):
 def test_stuck_rank(cluster, tmp_path):
     with fresh_gang(cluster, stacks_path=tmp_path / "stacks.txt") as gang:
         gang.call("sum_of", [1.0, 2.0], timeout_s=60, doing="adding")
-        began = time.monotonic()
-        with pytest.raises(
-            InfrastructureError,
-            match=r"no answer within 3 s from rank 0 on .*, rank 1 on .* while adding; rank 0: .*; stacks",
-        ) as error:
+        with (
+            without_waiting(),
+            pytest.raises(
+                InfrastructureError,
+                match=r"no answer within 3 s from rank 0 on .*, rank 1 on .* while adding; rank 0: .*; stacks",
+            ) as error,
+        ):
             gang.call("sum_without", 1, timeout_s=3, doing="adding")
-        assert time.monotonic() - began < 3 + 10
         (path,) = tmp_path.iterdir()
         assert str(path) in str(error.value)
         of_rank = path.read_text().split("=== rank ")
@@ -254,12 +253,10 @@ def test_only_a_gang_that_gets_nowhere_hangs(cluster, tmp_path):
     with Gang.start(cluster, settings, NUM_RANKS, session=SESSION, stacks_path=path) as gang:
         gang.call("compile_for_long", limit_s + 1, timeout_s=120, doing="compiling")
         gang.call("sum_slowly", int(4 * limit_s), timeout_s=60, doing="adding")
-        began = time.monotonic()
         with pytest.raises(
             GangLost, match=r"^no progress for 4 s while adding; rank 0: iteration \d of sum_without, last finished"
         ):
-            gang.call("sum_without", 1, timeout_s=60, doing="adding")
-        assert time.monotonic() - began < limit_s + 10
+            gang.call("sum_without", 1, timeout_s=200, doing="adding")
         assert "time.sleep(600)" in path.read_text()
     await_gone(gang.members)
 
@@ -268,21 +265,25 @@ def test_only_a_gang_that_gets_nowhere_hangs(cluster, tmp_path):
 def test_frozen_rank(cluster, caplog):
     with fresh_gang(cluster) as gang:
         os.kill(gang.members[0].pid, signal.SIGSTOP)
-        began = time.monotonic()
-        with pytest.raises(
-            InfrastructureError, match=r"while adding; unresponsive: rank 0 on \S+ \(pid \d+\); rank 1: .*stacks"
+        with (
+            without_waiting(),
+            pytest.raises(
+                InfrastructureError, match=r"while adding; unresponsive: rank 0 on \S+ \(pid \d+\); rank 1: .*stacks"
+            ),
         ):
             gang.call("sum_of", [1.0, 2.0], timeout_s=2, doing="adding")
-        assert time.monotonic() - began < 2 + 10
         assert "in sum_of" in caplog.text
 
 
 def test_signal_ends_a_call(cluster):
-    with fresh_gang(cluster) as gang, later(1, os.kill, os.getpid(), signal.SIGTERM):
-        began = time.monotonic()
-        with pytest.raises(JobStopped), stop_on_signals():
-            gang.call("sum_for_ever", timeout_s=60, doing="adding")
-        assert time.monotonic() - began < 5
+    with (
+        fresh_gang(cluster) as gang,
+        later(1, os.kill, os.getpid(), signal.SIGTERM),
+        without_waiting(),
+        pytest.raises(JobStopped),
+        stop_on_signals(),
+    ):
+        gang.call("sum_for_ever", timeout_s=200, doing="adding")
 
 
 def test_session_that_can_not_be_made(cluster):
@@ -291,13 +292,15 @@ def test_session_that_can_not_be_made(cluster):
 
 
 def test_more_ranks_than_there_are(cluster):
-    began = time.monotonic()
-    with pytest.raises(
-        InfrastructureError,
-        match=r"cluster.num_ranks=99 needs 99 CPUs on any hosts, but there is room for \d+: \S+ \(.*\): 0 GPUs",
+    """A local Ray gets no more nodes, so nothing is waited for."""
+    with (
+        without_waiting(),
+        pytest.raises(
+            InfrastructureError,
+            match=r"cluster.num_ranks=99 needs 99 CPUs on any hosts, but there is room for \d+: \S+ \(.*\): 0 GPUs",
+        ),
     ):
-        default_num_ranks(cluster, ClusterSettings(num_ranks=99))
-    assert time.monotonic() - began < 10, "it isn't waited for"
+        default_num_ranks(cluster, ClusterSettings(num_ranks=99, placement_timeout_s=200))
 
 
 def test_ranks_that_are_taken(cluster):

@@ -5,15 +5,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
 from tests.integration.bench_process import QUICK, finish
-from tests.integration.hosts import hosts
 
 pytestmark = pytest.mark.slow
 
@@ -24,30 +21,16 @@ ISLANDS = (
     *("cluster.world=per_island", "kernel=xla", "timing.baselines=[local]"),
     *("timing.chain_length=16", "timing.chain_repeats=100", "timing.chains=3", "timing.bursts=3"),
 )
-# Hosts share two cores, and what is alike may differ twofold. Of three the middle one is the median, with z = 0: where
-# one is slow, the first threshold tells it from the others, however these differ. Where none is, the slowest may have a
-# z of 20, as the other two happen to agree.
+# Hosts share two cores, so equal ones may differ twofold. Of three islands the middle one is the median, with z = 0.
+# Where one is slow, the first threshold finds it, however the other two differ. Where none is slow, the slowest may
+# have a z of 20, when the other two happen to agree.
 TELLS_THE_SLOWEST, TELLS_NONE = "cluster.outlier_z=1", "cluster.outlier_z=50"
-WAIT_FOR_NODES = """
-import ray, sys, time
-ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
-while sum(node["Alive"] for node in ray.nodes()) < 3:
-    time.sleep(0.2)
-"""
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with hosts(3, num_cpus=1) as cluster:
-        command = cluster.hosts[0].command(sys.executable, "-c", WAIT_FOR_NODES, cluster.address)
-        subprocess.run(command, env=dict(cluster.env), check=True, timeout=120)
-        yield cluster
 
 
 def island(run_dir, name):
-    """What environment.json says of it."""
-    about = json.loads((run_dir / "environment.json").read_text())
-    return next(part for part in about["islands"] if part["island"] == name)
+    """An island's part of environment.json."""
+    record = json.loads((run_dir / "environment.json").read_text())
+    return next(part for part in record["islands"] if part["island"] == name)
 
 
 def await_log(process, run_dir, text, timeout_s=90.0):
@@ -81,9 +64,9 @@ def slowed(pid, *, runs_s=0.01, sleeps_s=0.2):
         thread.join()
 
 
-def test_a_slow_host_is_an_outlier(cluster, tmp_path):
+def test_a_slow_host_is_an_outlier(three_hosts, tmp_path):
     run_dir = tmp_path / "run"
-    process = cluster.hosts[0].bench(*ISLANDS, TELLS_THE_SLOWEST, "problem.m_shard=32", f"run_dir={run_dir}")
+    process = three_hosts.hosts[0].bench(*ISLANDS, TELLS_THE_SLOWEST, "problem.m_shard=32", f"run_dir={run_dir}")
     await_log(process, run_dir, "h3: tiny m_shard=32 k=256 n_shard=256 bfloat16 D=1: xla: warm-up")
     with slowed(island(run_dir, "h3")["members"][0]["pid"]):
         finished = finish(process, timeout_s=180)
@@ -101,12 +84,12 @@ def test_a_slow_host_is_an_outlier(cluster, tmp_path):
     assert all(row["check"]["passed"] and row["case"]["num_ranks"] == 1 for row in rows)
 
 
-def test_a_lost_island_gets_a_gang_of_its_own_and_the_others_go_on(cluster, tmp_path):
-    """And the job succeeds, as none is told to be slow, with a W&B run and a report that know the islands."""
+def test_a_lost_island_gets_a_gang_of_its_own_and_the_others_go_on(three_hosts, tmp_path):
+    """No island is an outlier, so the job succeeds, with a W&B run and a report that name the islands."""
     run_dir = tmp_path / "run"
     overrides = [o for o in ISLANDS if not o.startswith(("wandb", "results"))]
     overrides += [TELLS_NONE, "wandb=offline", "problem.m_shard=32"]
-    process = cluster.hosts[0].bench(*overrides, f"run_dir={run_dir}")
+    process = three_hosts.hosts[0].bench(*overrides, f"run_dir={run_dir}")
     await_log(process, run_dir, "h2: tiny m_shard=32 k=256 n_shard=256 bfloat16 D=1: xla: burst 1/3")
     os.kill(island(run_dir, "h2")["members"][0]["pid"], signal.SIGKILL)
     finished = finish(process, timeout_s=180)

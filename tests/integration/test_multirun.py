@@ -7,22 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.bench_process import QUICK, inspect, run, start
+from tests.integration.bench_process import QUICK, results, run, start
+from tests.jobs.results.wandb.leet import inspect
 
 pytestmark = pytest.mark.slow
 OPTIONS = [option for option in QUICK if not option.startswith("wandb")]
 
 
-def results(stdout: str) -> list[dict]:
-    return [json.loads(line.removeprefix("RESULT ")) for line in stdout.splitlines() if line.startswith("RESULT ")]
-
-
-def about(result: dict) -> dict:
+def environment_record(result: dict) -> dict:
     return json.loads((Path(result["run_dir"]) / "environment.json").read_text())
 
 
 def pids(result: dict) -> list[int]:
-    return [member["pid"] for member in about(result)["members"]]
+    return [member["pid"] for member in environment_record(result)["members"]]
 
 
 def is_running(pid: int) -> bool:
@@ -63,8 +60,8 @@ def test_points_with_the_same_cluster_settings_share_a_gang(swept):
     assert not any(is_running(pid) for pid in {*first, *third, *fourth})
     (line,) = [line for line in swept.stdout.splitlines() if line.startswith("# Gang")]
     assert "gang of point 0 reused; its start took" in line
-    found = [about(point)["gang"] for point in measured(swept)]
-    assert found == ["fresh", line.removeprefix("# Gang     : "), "fresh", "fresh"]
+    gangs = [environment_record(point)["gang"] for point in measured(swept)]
+    assert gangs == ["fresh", line.removeprefix("# Gang     : "), "fresh", "fresh"]
 
 
 def test_each_point_is_a_wandb_run_of_one_group(swept):
@@ -77,17 +74,17 @@ def test_each_point_is_a_wandb_run_of_one_group(swept):
     assert [run["display_name"] for run in runs] == [f"{group}-{number}" for number in (0, 2, 3, 5)]
     assert len({run["run_id"] for run in runs}) == 4
     for point, implementation in zip(points, ("ppermute", "xla") * 2, strict=True):
-        (found,) = inspect(point["wandb_dir"], "--summary")
-        assert {"D=2", "bfloat16", "cpu", implementation} <= set(found["tags"])
-        assert any(tag.startswith("git=") for tag in found["tags"])
-        assert found["summary"]["tiny/32x256x256/bfloat16/best"] in ("ppermute", "xla")
-        assert (found["summary"]["exit_code"], found["summary"]["rows"]) == (0, point["rows"])
+        (of_run,) = inspect(point["wandb_dir"], "--summary")
+        assert {"D=2", "bfloat16", "cpu", implementation} <= set(of_run["tags"])
+        assert any(tag.startswith("git=") for tag in of_run["tags"])
+        assert of_run["summary"]["tiny/32x256x256/bfloat16/best"] in ("ppermute", "xla")
+        assert (of_run["summary"]["exit_code"], of_run["summary"]["rows"]) == (0, point["rows"])
 
 
 def test_a_resumed_point_stays_in_its_group(swept):
     def names(wandb_dir):
-        told = next(record["run"] for record in inspect(wandb_dir) if record["type"] == "run")
-        return [told[name] for name in ("run_id", "run_group", "display_name")]
+        of_run = next(record["run"] for record in inspect(wandb_dir) if record["type"] == "run")
+        return [of_run[name] for name in ("run_id", "run_group", "display_name")]
 
     point = measured(swept)[2]
     before = names(point["wandb_dir"])
@@ -110,7 +107,7 @@ def test_a_gang_that_died_between_points_is_not_handed_on_and_a_signal_ends_the_
         elif line.startswith("RESULT") and len(results("".join(lines))) == 2:
             assert all(is_running(pid) for pid in pids(results("".join(lines))[1])), "kept for the next point"
             process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143, process.stderr.read()
+    assert process.wait(timeout=180) == 143, process.stderr.read()
     first, second = results("".join(lines))[:2]
     assert (second["status"], second["rows"]) == ("ok", 3)
     assert not set(pids(first)) & set(pids(second))

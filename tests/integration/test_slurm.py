@@ -1,4 +1,4 @@
-"""scripts/slurm.sh as Slurm would run it, with a real Ray; Slurm's own commands run what they are given right here."""
+"""scripts/slurm.sh as Slurm would run it, with a real Ray. In place of Slurm's commands, scripts run the steps here."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from tests.integration.bench_process import QUICK, ROOT, environment
 
 pytestmark = pytest.mark.slow
 
-# What stands for Slurm: two nodes, whose steps start on this host.
+# Slurm's commands, replaced: two nodes, whose steps start on this host.
 COMMANDS = {
-    # As where it is slow: whoever reads no more than the first line is gone by the second.
+    # Slow, so a reader of the first line alone is gone when the second one comes.
     "scontrol": "echo node1 && sleep 0.5 && echo node2",
     "srun": 'printf "%s\\n" "$*" >>"$SRUN_LOG"; while [[ $1 == --* ]]; do shift; done; exec "$@"',
 }
@@ -24,7 +24,7 @@ COMMANDS = {
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Starts the script; afterwards nothing of it is left."""
+    """A function that starts the script. After the test, its processes are killed."""
     for name, body in COMMANDS.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -94,13 +94,13 @@ def test_the_end_of_the_allocation_stops_the_job(slurm, tmp_path):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 143, output
     assert journal.read_text().count("\n") > 0
 
 
 def test_without_an_allocation_it_says_how_to_be_called(slurm):
     process = slurm(SLURM_SUBMIT_DIR="")
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode != 0
     assert "call this file through sbatch" in output

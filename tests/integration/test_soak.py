@@ -29,10 +29,10 @@ def test_a_fault_in_a_late_iteration_is_found(tmp_path):
     assert ", first 10, ppermute on tiny m_shard=32" in finished.result["error"]
     (row,) = finished.rows()
     assert row["check"]["passed"], "the check before the times saw nothing"
-    found = slices(run_dir)
-    assert next(number for one in found for number in one["wrong"]) == 10
-    assert all(one["check"]["passed"] == (not one["wrong"]) for one in found)
-    assert {rank for one in found if one["wrong"] for rank in one["check"]["failed_ranks"]} == {1}
+    soaked = slices(run_dir)
+    assert next(number for one in soaked for number in one["wrong"]) == 10
+    assert all(one["check"]["passed"] == (not one["wrong"]) for one in soaked)
+    assert {rank for one in soaked if one["wrong"] for rank in one["check"]["failed_ranks"]} == {1}
     assert "WRONG, first 10" in finished.stdout
 
 
@@ -45,20 +45,20 @@ def test_a_stopped_soak_goes_on_where_it_was(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    stopped = finish(process, timeout_s=60)
+    stopped = finish(process, timeout_s=180)
     assert stopped.code == 143
     before = slices(run_dir)
     assert len(before) >= 2
     resumed = run(f"resume={run_dir}", timeout_s=180)
     assert resumed.code == 0, resumed.stderr
-    found = slices(run_dir)
-    assert found[: len(before)] == before
-    assert sum(one["seconds"] for one in found) >= 12
-    assert [one["attempt"] for one in found] == [1] * len(before) + [2] * (len(found) - len(before))
+    soaked = slices(run_dir)
+    assert soaked[: len(before)] == before
+    assert sum(one["seconds"] for one in soaked) >= 12
+    assert [one["attempt"] for one in soaked] == [1] * len(before) + [2] * (len(soaked) - len(before))
     # Iterations are numbered on, and none is missing.
-    ends = [one["first_iteration"] + len(one["times_us"]) for one in found]
-    assert [one["first_iteration"] for one in found] == [0, *ends[:-1]]
-    assert all(one["check"]["passed"] and one["wrong"] == [] for one in found)
-    assert all(bytes_ > 2**20 for one in found for bytes_ in one["rss_bytes"])
+    ends = [one["first_iteration"] + len(one["times_us"]) for one in soaked]
+    assert [one["first_iteration"] for one in soaked] == [0, *ends[:-1]]
+    assert all(one["check"]["passed"] and one["wrong"] == [] for one in soaked)
+    assert all(bytes_ > 2**20 for one in soaked for bytes_ in one["rss_bytes"])
     assert "# Soak    : " in resumed.stdout
     assert len(resumed.rows()) == 1

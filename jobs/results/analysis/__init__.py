@@ -1,1 +1,1 @@
-"""What rows say: figures, best, outliers, drift."""
+"""Analysis of rows: figures, the best implementation, outliers, drift."""

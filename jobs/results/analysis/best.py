@@ -1,4 +1,4 @@
-"""The fastest implementation of a case so far."""
+"""The fastest implementation of a case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from jobs.config.schema import LOCALS
+from jobs.config.implementations import LOCALS
 from jobs.records.row import HEADLINE
 from jobs.results.analysis.derive import fastest_us
 
@@ -19,7 +19,7 @@ class Best:
     implementation: str
     time_us: float
     ratio_to_local: float | None
-    """That over the bound, the multiply alone; ``None`` where that wasn't measured."""
+    """``time_us`` over the time of the multiply alone; ``None`` where that wasn't measured."""
 
     def __str__(self) -> str:
         ratio = "" if self.ratio_to_local is None else f", {self.ratio_to_local:.2f}x local"
@@ -27,7 +27,7 @@ class Best:
 
 
 def best(headlines: Mapping[str, float | None]) -> Best | None:
-    """Of the headline times by implementation; the multiplies alone don't count."""
+    """Find the fastest of the headline times by implementation; the multiplies alone don't count."""
     times_us = {name: time_us for name, time_us in headlines.items() if time_us is not None and name not in LOCALS}
     if not times_us:
         return None
@@ -37,8 +37,8 @@ def best(headlines: Mapping[str, float | None]) -> Best | None:
 
 
 def best_of_samples(samples: Mapping[str, Mapping[str, Sequence[Sequence[Sequence[float]]]]]) -> Best | None:
-    """Of raw samples by implementation and time, ``[rank][burst][sample]`` each; those without any don't count."""
-    # A burst may have none: there may be more bursts than chains.
+    """Find the fastest from raw samples: ``[rank][burst][sample]`` by implementation and time, empty ones left out."""
+    # A burst is empty where there are more bursts than chains.
     timed = {name: times[HEADLINE] for name, times in samples.items() if all(map(any, times[HEADLINE]))}
     return best(
         {

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cmkernel import cost
-from jobs.records.row import Case, Derived
+from jobs.records.case import Case
+from jobs.records.row import Derived
 
 
 def fastest_us(names: Sequence[str], headlines: Mapping[str, float | None]) -> float | None:
-    """Of the headline times by implementation, the least of those named; ``None`` where none of them was measured."""
+    """Smallest headline time of the implementations ``names``; ``None`` where none of them was measured."""
     times = [time_us for name in names if (time_us := headlines.get(name)) is not None]
     return min(times, default=None)
 
@@ -23,27 +24,29 @@ def derive(
     device_kind: str,
     communicates: bool = True,
 ) -> Derived:
-    """Figures for a row whose headline time is ``t = headline_us``, in microseconds; ``D`` is the number of ranks.
+    """Compute the figures of a row. ``t = headline_us`` is in microseconds, ``D`` is the number of ranks.
 
     - ``tflops_per_gpu = 2 * (D * m_shard) * k * n_shard / t``, in TFLOP/s.
-    - ``utilisation``: that over the device's dense tensor-core peak for the dtype (``cmkernel.cost``, from datasheets).
-    - ``ratio_to_local = t / local_us``, where ``local`` is the same multiply without communication, the faster of
-      XLA's and cuBLAS's where both were measured.
-    - ``speedup_over_xla = xla_us / t``, where ``xla`` is all-gather, then dot: the faster of
-      XLA's and cuBLAS's multiply, too.
+    - ``utilisation``: ``tflops_per_gpu`` over the device's dense tensor-core peak for the dtype, by its datasheet
+      (``cmkernel.cost``).
+    - ``ratio_to_local = t / local_us``: ``local`` is the same multiply without communication, by XLA or cuBLAS,
+      whichever is faster.
+    - ``speedup_over_xla = xla_us / t``: ``xla`` is all-gather, then dot, with XLA's or cuBLAS's multiply, whichever is
+      faster.
     - ``bus_bandwidth_gbps``: nccl-tests, doc/PERFORMANCE.md, "AllGather": ``algbw = S / t`` with ``S`` the bytes of the
-      gathered lhs, ``busbw = algbw * (D - 1) / D``, in GB/s (1e9 bytes). Here ``t`` holds the multiply too, so it is a
-      lower bound of what the links do.
-    - ``overlap_efficiency = (xla_us - t) / (xla_us - local_us)``: 0 for ``xla``, 1 for ``local``. Not defined where xla
-      is no slower than local, or where a single rank has nothing to exchange.
-    - ``article_bound_us = local_us + 6 * (D - 1)``: the article's lower bound, from the measured ``local``.
+      gathered lhs, ``busbw = algbw * (D - 1) / D``, in GB/s (1e9 bytes). ``t`` includes the multiply, so this is a
+      lower bound of the links' bandwidth.
+    - ``overlap_efficiency = (xla_us - t) / (xla_us - local_us)``: 0 for ``xla``, 1 for ``local``. ``None`` where xla is
+      no slower than local, and for a single rank, which exchanges nothing.
+    - ``article_bound_us = local_us + 6 * (D - 1)``: the lower bound of the JAX tutorial
+      (https://docs.jax.dev/en/latest/pallas/gpu/collective_matmul.html), from the measured ``local``.
 
     Args:
       case: the problem.
       headline_us: maximum over ranks of the row's headline time.
-      local_us: the same of the faster ``local``; ``None`` where none was measured.
-      xla_us: the same of the faster ``xla``.
-      device_kind: jax's name of the devices.
+      local_us: likewise of the faster ``local``; ``None`` where none was measured.
+      xla_us: likewise of the faster ``xla``.
+      device_kind: name of the devices as jax has it.
       communicates: false for the local multiplies, which have no bus bandwidth.
 
     Raises:

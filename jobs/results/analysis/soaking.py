@@ -1,10 +1,10 @@
-"""What a soak has shown: wrong results, drift, iterations that stand out, and whether the ranks' memory stays flat.
+"""The results of a soak: wrong results, drift, slow iterations, and growth of the ranks' memory.
 
-- Drift: the Theil-Sen slope (median of the slopes between all pairs of slices) of the slices' median times, over the
-  length of the soak, as a share of their median. First and last: the medians over a quarter of the slices.
+- Drift: the Theil-Sen slope (median of the slopes between all pairs of slices) of the slices' median times, times the
+  length of the soak, as a share of their median. First and last times are medians over a quarter of the slices.
 - Slow iterations: those whose robust z-score in their slice exceeds ``cluster.outlier_z``.
-- Memory: of each rank, the median over the last quarter of a case's slices less that over the second quarter, on the
-  host and on the device. It grows where that is more than 64 MiB and more than 5 %. The first quarter warms up.
+- Memory of each rank, on the host and on the device: the median over the last quarter of a case's slices minus the
+  median over the second quarter; the first quarter warms up. More than 64 MiB and more than 5 % is growth.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from jobs.records.row import Case
+from jobs.records.case import Case
 from jobs.records.soak import SoakSlice
 from jobs.results.analysis.robust import median_and_scale, z_score
 
 _MIN_SLICES = 4
 _MAX_GROWTH_BYTES, _MAX_GROWTH_SHARE = 64 * 2**20, 0.05
-# More pairs tell no more, and a day has a million.
+# More pairs add no precision, and a day has a million of them.
 _MAX_POINTS = 500
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What stays in memory of a slice."""
+    """A slice, condensed: this stays in memory."""
 
     case: Case
     implementation: str
@@ -37,37 +37,37 @@ class Point:
     iterations: int
     median_us: float
     num_slow: int
-    """Iterations that stand out."""
+    """Iterations above the threshold."""
     slowest_ratio: float
-    """Time of the slowest of them over the median."""
+    """Time of the slowest iteration over the median; 1 where none is slow."""
     wrong: tuple[int, ...]
-    """The first ones' numbers."""
+    """Numbers of the first wrong iterations."""
     num_wrong: int
     rss_bytes: tuple[int, ...]
     device_bytes: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, found: SoakSlice, *, outlier_z: float) -> Point:
-        """The slice, condensed."""
-        times_us = [time_us for time_us in found.times_us if time_us is not None]
+    def of(cls, measured: SoakSlice, *, outlier_z: float) -> Point:
+        """Condense a slice."""
+        times_us = [time_us for time_us in measured.times_us if time_us is not None]
         median_us, scale = median_and_scale(times_us)
         slow = [time_us for time_us in times_us if z_score(time_us, median_us, scale) > outlier_z]
         return cls(
-            *(found.case, found.implementation, found.island, found.start_s, found.seconds),
-            iterations=len(found.times_us),
+            *(measured.case, measured.implementation, measured.island, measured.start_s, measured.seconds),
+            iterations=len(measured.times_us),
             median_us=median_us,
             num_slow=len(slow),
             slowest_ratio=max(slow, default=median_us) / median_us,
-            wrong=tuple(found.wrong[:8]),
-            num_wrong=len(found.wrong),
-            rss_bytes=tuple(found.rss_bytes),
-            device_bytes=tuple(found.device_bytes),
+            wrong=tuple(measured.wrong[:8]),
+            num_wrong=len(measured.wrong),
+            rss_bytes=tuple(measured.rss_bytes),
+            device_bytes=tuple(measured.device_bytes),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Soaked:
-    """One case over all its slices."""
+    """A case over all its slices."""
 
     case: Case
     implementation: str
@@ -81,23 +81,23 @@ class Soaked:
     """Median over the first quarter of the slices."""
     last_us: float
     drift: float | None
-    """Over the soak, as a share; ``None`` where there are too few slices."""
+    """Change of the time over the soak, as a share of the median; ``None`` where there are too few slices."""
     seconds: float
-    """From its first slice to its last one."""
+    """Time from the first slice to the last."""
     num_slow: int
     slowest_ratio: float
     growth_bytes: int | None
-    """Largest growth of a rank's memory, on host or device; ``None`` where there are too few slices."""
+    """Largest growth of a rank's memory on host or device; ``None`` where there are too few slices."""
     grows: bool
-    """Whether that is more than the rule allows."""
+    """True where a rank's memory grows by more than the rule allows."""
 
     @property
     def name(self) -> str:
-        """As messages name it."""
+        """Name for messages."""
         return f"{self.implementation} on {self.case}" + (f", island {self.island}" if self.island else "")
 
     def line(self) -> str:
-        """As the summary shows it."""
+        """Line of the summary."""
         wrong = f"{self.num_wrong} WRONG, first {self.first_wrong}" if self.num_wrong else "0 wrong"
         if self.drift is None or self.growth_bytes is None:
             trend = f"{self.num_slices} slices are too few for drift and memory ({_MIN_SLICES} needed)"
@@ -112,7 +112,7 @@ class Soaked:
 
 
 def soaked(points: Iterable[Point]) -> list[Soaked]:
-    """Of each island and case, in the order of their first slices."""
+    """Results of each island and case, in the order of their first slices."""
     groups: dict[tuple[str | None, Case, str], list[Point]] = defaultdict(list)
     for point in points:
         groups[point.island, point.case, point.implementation].append(point)
@@ -120,7 +120,7 @@ def soaked(points: Iterable[Point]) -> list[Soaked]:
 
 
 def lines(points: Sequence[Point]) -> list[str]:
-    """The summary at the end of a job."""
+    """Summary at the end of a job."""
     if not points:
         return []
     total_s = max(point.start_s + point.seconds for point in points)
@@ -130,7 +130,7 @@ def lines(points: Sequence[Point]) -> list[str]:
 
 
 def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Median of the slopes between all pairs of points; of at most ``_MAX_POINTS`` of them, evenly taken."""
+    """Median of the slopes between all pairs of at most ``_MAX_POINTS`` points, evenly chosen."""
     step = -(-len(xs) // _MAX_POINTS)
     points = list(zip(xs, ys, strict=True))[::step]
     return statistics.median((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in itertools.combinations(points, 2))
@@ -160,12 +160,12 @@ def _soaked(group: Sequence[Point]) -> Soaked:
 
 
 def _growth(group: Sequence[Point], quarter: int) -> tuple[int, bool]:
-    """The largest of all ranks, on host and device; and whether one is too much."""
-    found = [(0, False)]
+    """Largest growth over all ranks, on host and device, and whether any is too much."""
+    growths = [(0, False)]
     for series in zip(*((*p.rss_bytes, *p.device_bytes) for p in group), strict=True):
         if None in series:
             continue
         before, after = statistics.median(series[quarter : 2 * quarter]), statistics.median(series[-quarter:])
         growth = int(after - before)
-        found.append((growth, growth > max(_MAX_GROWTH_BYTES, _MAX_GROWTH_SHARE * before)))
-    return max(growth for growth, _ in found), any(grows for _, grows in found)
+        growths.append((growth, growth > max(_MAX_GROWTH_BYTES, _MAX_GROWTH_SHARE * before)))
+    return max(growth for growth, _ in growths), any(grows for _, grows in growths)

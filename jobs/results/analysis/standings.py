@@ -1,10 +1,10 @@
-"""Which islands and ranks are slower than the others: ranked, and outliers named.
+"""A ranking of islands and ranks by their times, with the slow outliers.
 
-Of each case and implementation an island has its headline time, that of its slowest rank, and a rank the median of
-its samples. The z-score of a time among the others of its kind is that of ``robust``. ``least`` is there
-the larger one of two: the scatter of samples (from their interquartile range; its median over all islands or ranks),
-and the standard error of this very median, ``sqrt(pi / 2) scatter / sqrt(n)`` for normal data: no time is an outlier
-that another measurement might take back. Only slow ones are.
+For each case and implementation, an island has its headline time, that of its slowest rank; a rank has the median of
+its samples. ``robust`` gives the z-score of a time among all islands, or among all ranks. Its ``least`` is the larger
+of the scatter of samples (from their interquartile range; median over all islands or ranks) and the standard error of
+this median (``sqrt(pi / 2) scatter / sqrt(n)`` for normal data): a time that another measurement might not repeat is
+no outlier. A fast one is none either.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from jobs.records.row import HEADLINE, Case, Row, quartiles
+from jobs.records.case import Case
+from jobs.records.row import AnyRow
+from jobs.records.statistics import Quartiles
 from jobs.results.analysis.robust import NORMAL, median_and_scale, z_score
 
 MIN_MEMBERS = 3
-"""Of fewer nobody can tell which one is the odd one."""
-# Of the standard error of a median over that of a mean.
+"""Fewer islands or ranks can't show which of them is the odd one."""
+# Standard error of a median over that of a mean.
 _OF_MEDIAN = math.sqrt(math.pi / 2)
 _MAX_SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How an island or a rank did on one case."""
+    """The time of an island or a rank on one case."""
 
     case: Case
     implementation: str
     time_us: float
     median_us: float
-    """Over all islands, or ranks."""
+    """Median over all islands, or ranks."""
     z: float
 
     def __str__(self) -> str:
@@ -44,24 +46,24 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """One island, or one rank, over all cases."""
+    """An island or a rank over all cases."""
 
     name: str
     excess: float
-    """Time over the median of all, less one: geometric mean over cases and implementations."""
+    """Time over the median of all islands or ranks, minus 1: geometric mean over cases and implementations."""
     worst: Result
-    """Where its z-score is largest."""
+    """The result with the largest z-score."""
     is_outlier: bool
 
     def line(self) -> str:
-        """As the summary shows it."""
-        verdict = f"  OUTLIER: {self.worst}" if self.is_outlier else f"  largest z {self.worst.z:.1f}"
-        return f"#   {self.name}  {100 * self.excess:+.1f} %{verdict}"
+        """Line of the summary."""
+        note = f"OUTLIER: {self.worst}" if self.is_outlier else f"largest z {self.worst.z:.1f}"
+        return f"#   {self.name}  {100 * self.excess:+.1f} %  {note}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Standings:
-    """Slowest first."""
+    """Islands and ranks, slowest first."""
 
     islands: tuple[Standing, ...]
     """Empty where there are fewer than ``MIN_MEMBERS`` to compare."""
@@ -70,37 +72,32 @@ class Standings:
 
     @property
     def outliers(self) -> list[Standing]:
-        """Islands, then ranks."""
+        """Outlying islands, then ranks."""
         return [standing for standing in (*self.islands, *self.ranks) if standing.is_outlier]
 
     def lines(self) -> list[str]:
-        """The summary: every outlier, and the slowest others."""
+        """Summary: every outlier, and the slowest others."""
         if not self.islands:
-            too_few = (
-                f"# Islands : {self.num_islands}, too few to tell a slow one from a fast one ({MIN_MEMBERS} needed)"
-            )
-            return ["#", too_few, *_ranking("Ranks  ", self.ranks)]
+            count = f"{self.num_islands}, too few to tell a slow one from a fast one ({MIN_MEMBERS} needed)"
+            return ["#", f"# Islands : {count}", *_ranking("Ranks  ", self.ranks)]
         return ["#", *_ranking("Islands", self.islands), *_ranking("Ranks  ", self.ranks)]
 
 
-def standings(rows: Sequence[Row], *, outlier_z: float, num_samples: int | None = None) -> Standings:
-    """Of the islands and ranks that measured ``rows``.
+def standings(rows: Sequence[AnyRow], *, outlier_z: float) -> Standings:
+    """Rank the islands and ranks that measured ``rows``.
 
     Args:
-      rows: of a job; those without an island or a time are left out.
-      outlier_z: the threshold.
-      num_samples: headline samples of each rank, where the rows are condensed and don't tell.
+      rows: rows of a job; those without an island or a time are left out.
+      outlier_z: threshold of the z-score.
     """
-    groups: dict[tuple[Case, str], list[Row]] = defaultdict(list)
+    groups: dict[tuple[Case, str], list[AnyRow]] = defaultdict(list)
     for row in rows:
         if row.island is not None and row.headline_us is not None:
             groups[row.case, row.implementation].append(row)
     islands: dict[str, list[Result]] = defaultdict(list)
     ranks: dict[str, list[Result]] = defaultdict(list)
     for (case, implementation), group in groups.items():
-        of_islands = {
-            str(row.island): [_Time.of(rank, num_samples) for rank in row.samples_us[HEADLINE]] for row in group
-        }
+        of_islands = {str(row.island): [_Time.of(rank) for rank in row.headline_quartiles_us] for row in group}
         of_ranks = {f"rank {r} of {name}": time for name, times in of_islands.items() for r, time in enumerate(times)}
         slowest = {name: max(times, key=lambda time: time.median_us) for name, times in of_islands.items()}
         _judge(slowest, case, implementation, islands)
@@ -111,7 +108,7 @@ def standings(rows: Sequence[Row], *, outlier_z: float, num_samples: int | None 
 
 @dataclasses.dataclass(frozen=True)
 class _Time:
-    """A rank's headline time on a case."""
+    """Headline time of a rank on a case."""
 
     median_us: float
     scatter: float
@@ -120,15 +117,13 @@ class _Time:
     """Standard error of the median's logarithm."""
 
     @classmethod
-    def of(cls, bursts: Sequence[Sequence[float]], num_samples: int | None) -> _Time:
-        lower, median, upper = quartiles(bursts)
-        scatter = NORMAL * math.log(upper / lower) / 2
-        count = num_samples or sum(map(len, bursts))
-        return cls(median, scatter, _OF_MEDIAN * scatter / math.sqrt(count))
+    def of(cls, quartiles: Quartiles) -> _Time:
+        scatter = NORMAL * math.log(quartiles.upper / quartiles.lower) / 2
+        return cls(quartiles.median, scatter, _OF_MEDIAN * scatter / math.sqrt(quartiles.num_samples))
 
 
 def _judge(times: Mapping[str, _Time], case: Case, implementation: str, results: dict[str, list[Result]]) -> None:
-    """Add the result of each island, or rank, to ``results``."""
+    """Add the result of each island, or of each rank, to ``results``."""
     if len(times) < MIN_MEMBERS:
         return
     median_us, scale = median_and_scale([time.median_us for time in times.values()])
@@ -139,22 +134,22 @@ def _judge(times: Mapping[str, _Time], case: Case, implementation: str, results:
 
 
 def _ranked(results: Mapping[str, list[Result]], outlier_z: float) -> tuple[Standing, ...]:
-    found = []
+    ranked = []
     for name, of_name in results.items():
         excess = math.exp(statistics.fmean(math.log(r.time_us / r.median_us) for r in of_name)) - 1
         worst = max(of_name, key=lambda result: result.z)
-        found.append(Standing(name, excess, worst, worst.z > outlier_z))
-    return tuple(sorted(found, key=lambda standing: -standing.excess))
+        ranked.append(Standing(name, excess, worst, worst.z > outlier_z))
+    return tuple(sorted(ranked, key=lambda standing: -standing.excess))
 
 
-def _ranking(title: str, found: Sequence[Standing]) -> list[str]:
-    if not found:
+def _ranking(title: str, ranked: Sequence[Standing]) -> list[str]:
+    if not ranked:
         return []
-    outliers = sum(standing.is_outlier for standing in found)
-    shown = [s for place, s in enumerate(found) if place < _MAX_SHOWN or s.is_outlier]
-    more = f", {len(shown)} shown" if len(shown) < len(found) else ""
-    verdict = f"{outliers} OUTLIER{'S' * (outliers > 1)}" if outliers else "no outlier"
+    outliers = sum(standing.is_outlier for standing in ranked)
+    shown = [s for place, s in enumerate(ranked) if place < _MAX_SHOWN or s.is_outlier]
+    more = f", {len(shown)} shown" if len(shown) < len(ranked) else ""
+    count = f"{outliers} OUTLIER{'S' * (outliers > 1)}" if outliers else "no outlier"
     return [
-        f"# {title} : {len(found)}, {verdict}; slowest first, in-graph time over the median of all{more}",
+        f"# {title} : {len(ranked)}, {count}; slowest first, in-graph time over the median of all{more}",
         *(standing.line() for standing in shown),
     ]

@@ -1,7 +1,7 @@
 """The journal ``results.jsonl``: every row on disk before the next one is measured.
 
-One JSON object a line, as ``Row.to_json`` makes it. JSON has no infinite and no undefined numbers: they are the strings
-``inf``, ``-inf`` and ``nan`` here (a check that met an overflow has an infinite error), and ``read`` restores them.
+One JSON object a line. JSON has no infinite and no undefined numbers: they are the strings ``inf``, ``-inf`` and
+``nan`` here (a check that met an overflow has an infinite error), and ``read`` restores them by the fields' types.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import InfrastructureError, UsageError
-from jobs.records.row import TIMES, Case, Row
+from jobs.records.case import Case
+from jobs.records.row import AnyRow, Row
 from jobs.records.soak import SoakSlice
-from jobs.results.disk.json_safe import json_safe, revive_floats
+from jobs.results.disk.json_safe import json_safe
 
 logger = logging.getLogger(__name__)
 
 JOURNAL_NAME = "results.jsonl"
 SOAK_NAME = "soak.jsonl"
-# Parts of a row that hold numbers and no strings.
-_NUMBERS = ("check", *TIMES, "samples_us", "kernels_us", "derived")
+_ROW, _SLICE = TypeAdapter(Row), TypeAdapter(SoakSlice)
 
 
 class Journal:
@@ -66,7 +67,7 @@ class Journal:
         Raises:
           InfrastructureError: the disk is full or broken. The rows before this one are intact.
         """
-        line = (json.dumps(json_safe(row.to_json()), allow_nan=False) + "\n").encode()
+        line = (json.dumps(json_safe(row), allow_nan=False) + "\n").encode()
         size = os.fstat(self._fd).st_size
         try:
             _write_all(self._fd, line)
@@ -105,7 +106,7 @@ def iterate(path: Path) -> Iterator[Row]:
     Raises:
       UsageError: the file can't be read, or a line is no row of this format; the line is named.
     """
-    return _iterate(path, _row)
+    return _iterate(path, _ROW)
 
 
 def iterate_soak(path: Path) -> Iterator[SoakSlice]:
@@ -113,27 +114,27 @@ def iterate_soak(path: Path) -> Iterator[SoakSlice]:
 
     Raises: what ``iterate`` raises.
     """
-    return _iterate(path, _slice) if path.exists() else iter(())
+    return _iterate(path, _SLICE) if path.exists() else iter(())
 
 
-def _iterate[T](path: Path, parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:
+def _iterate[T](path: Path, adapter: TypeAdapter[T]) -> Iterator[T]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
                     logger.warning("%s: line %d has no end and is left out", path, number)
                     return
-                yield _parsed(line, f"{path}:{number}", parse)
+                yield _parsed(line, f"{path}:{number}", adapter)
     except OSError as error:
         raise UsageError(f"{path}: can't be read ({error.strerror})") from error
 
 
-def finished_cases(rows: Iterable[Row], *, baselines: Collection[str]) -> set[Case]:
+def finished_cases(rows: Iterable[AnyRow], *, baselines: Collection[str]) -> set[Case]:
     """Cases that need not be measured again: all their rows are among ``rows``, those of one job.
 
     These are that of ``kernel.implementation``, and one for each of ``baselines``.
     """
-    by_case: dict[Case, list[Row]] = defaultdict(list)
+    by_case: dict[Case, list[AnyRow]] = defaultdict(list)
     for row in rows:
         by_case[row.case].append(row)
     return {
@@ -143,24 +144,20 @@ def finished_cases(rows: Iterable[Row], *, baselines: Collection[str]) -> set[Ca
     }
 
 
-def _parsed[T](line: bytes, where: str, parse: Callable[[dict[str, Any]], T]) -> T:
+def one_line(error: ValueError) -> str:
+    """First complaint of an error: JSON's own, or pydantic's with the field that it is about."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        return f"{field}: {first['msg']}" if field else first["msg"]
+    return str(error)
+
+
+def _parsed[T](line: bytes, where: str, adapter: TypeAdapter[T]) -> T:
     try:
-        return parse(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{where}: not a row ({type(error).__name__}: {error})") from error
-
-
-def _row(data: dict[str, Any]) -> Row:
-    data = {key: revive_floats(value) if key in _NUMBERS else value for key, value in data.items()}
-    data["telemetry"] = [
-        {key: value if key == "throttle_reasons" else revive_floats(value) for key, value in rank.items()}
-        for rank in data.get("telemetry", ())
-    ]
-    return Row.from_json(data)
-
-
-def _slice(data: dict[str, Any]) -> SoakSlice:
-    return SoakSlice.from_json({**data, "check": revive_floats(data["check"])})
+        return adapter.validate_python(json.loads(line))
+    except ValueError as error:
+        raise UsageError(f"{where}: not a row ({one_line(error)})") from error
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -10,9 +10,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-# JSON has no such numbers; every parser reads these strings.
-NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-
 
 def json_safe(value: Any) -> Any:
     """``value`` of plain dicts, lists, strings, numbers, booleans and ``None``.
@@ -41,14 +38,3 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [json_safe(item) for item in value]
     raise TypeError(f"{type(value).__name__} can't be written as JSON: {value!r}")
-
-
-def revive_floats(value: Any) -> Any:
-    """Undo what ``json_safe`` does to floats. Only for values that hold no other strings: ``"nan"`` may be a name."""
-    if isinstance(value, str):
-        return NON_FINITE.get(value, value)
-    if isinstance(value, dict):
-        return {key: revive_floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [revive_floats(item) for item in value]
-    return value

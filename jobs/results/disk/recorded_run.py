@@ -6,13 +6,14 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jobs.errors import UsageError
+from jobs.records.environment import ENVIRONMENT_NAME, Environment
+from jobs.records.member import Member
 from jobs.records.row import Row
 from jobs.results.analysis.robust import DEFAULT_OUTLIER_Z
 from jobs.results.analysis.soaking import Point
-from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME, iterate_soak, read
+from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME, iterate_soak, one_line, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,56 +22,60 @@ class RecordedRun:
 
     path: Path
     rows: tuple[Row, ...]
-    environment: dict[str, Any]
-    """``environment.json``; empty where there is none."""
+    environment: Environment
+    """``environment.json``; all fields unknown where there is none."""
     config: str
     """``config.yaml`` as it was written; empty where there is none."""
     soak: tuple[Point, ...] = ()
-    """The slices of its soak, where it had one."""
+    """Slices of its soak, where it had one."""
 
     @property
-    def members(self) -> list[dict[str, Any]]:
-        """The ranks of the last gang, in their order; with islands, of each one's."""
-        gangs = self.environment.get("islands", [self.environment])
-        return [member for gang in gangs for member in gang.get("members", ())]
+    def members(self) -> tuple[Member, ...]:
+        """Ranks of the last gang, island by island."""
+        return self.environment.members
 
-    def members_of(self, row: Row) -> list[dict[str, Any]]:
-        """The ranks of the gang that measured ``row``; a job that never lost one may not number it."""
-        islands = self.environment.get("islands", [self.environment])
-        gangs = [
-            gang
-            for island in islands
-            if island.get("island") == row.island
-            for gang in [island, *island.get("earlier_attempts", ())]
-        ]
-        return next((gang.get("members", []) for gang in gangs if gang.get("attempt", 1) == row.attempt), [])
+    def members_of(self, row: Row) -> tuple[Member, ...]:
+        """Ranks of the gang that measured ``row``, where they are recorded."""
+        return self.environment.members_of(row)
 
     @property
     def device_kind(self) -> str | None:
         """Name of the devices in jax; ``None`` where it wasn't recorded."""
-        return self.members[0].get("device_kind") if self.members else None
+        members = self.members
+        return members[0].device_kind if members else None
 
 
 def read_run(path: Path) -> RecordedRun:
-    """The run in the directory ``path``.
+    """Read the run in the directory ``path``.
 
     Raises:
-      UsageError: its journal can't be read, or its environment isn't JSON or none of a job.
+      UsageError: its journal can't be read, or its environment isn't JSON or isn't of a job.
     """
     rows = tuple(read(path / JOURNAL_NAME))
+    environment = read_environment(path)
+    outlier_z = environment.outlier_z or DEFAULT_OUTLIER_Z
+    soak = tuple(Point.of(one, outlier_z=outlier_z) for one in iterate_soak(path / SOAK_NAME))
+    return RecordedRun(path, rows, environment, _text(path / "config.yaml"), soak)
+
+
+def read_environment(folder: Path) -> Environment:
+    """Read ``environment.json`` of a run directory; a run that ended early may lack it.
+
+    Raises:
+      UsageError: it can't be read, isn't JSON or isn't of a job.
+    """
+    path = folder / ENVIRONMENT_NAME
+    text = _text(path)
+    if not text:
+        return Environment()
     try:
-        environment = json.loads(_text(path / "environment.json") or "{}")
+        data = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{path / 'environment.json'}: no JSON ({error})") from error
-    run = RecordedRun(path, rows, environment, _text(path / "config.yaml"))
+        raise UsageError(f"{path}: no JSON ({error})") from error
     try:
-        for member in run.members:
-            member.get("device_kind")
-    except (TypeError, AttributeError) as error:
-        raise UsageError(f"{path / 'environment.json'}: not of a job ({type(error).__name__}: {error})") from error
-    outlier_z = environment.get("outlier_z", DEFAULT_OUTLIER_Z)
-    soak = tuple(Point.of(found, outlier_z=outlier_z) for found in iterate_soak(path / SOAK_NAME))
-    return dataclasses.replace(run, soak=soak)
+        return Environment.from_json(data)
+    except ValueError as error:
+        raise UsageError(f"{path}: not of a job ({one_line(error)})") from error
 
 
 def read_runs(paths: Sequence[Path]) -> list[RecordedRun]:

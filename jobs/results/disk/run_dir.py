@@ -12,19 +12,18 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from jobs.config.rules import to_settings
 from jobs.config.schema import Settings
 from jobs.errors import InfrastructureError, UsageError
+from jobs.records.environment import ENVIRONMENT_NAME, Environment
 from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME
 from jobs.results.disk.json_safe import json_safe
 
 DEFAULT_BASE = "~/cmkernel_runs"
-_CONFIG_NAME = "config.yaml"
-_ENVIRONMENT_NAME = "environment.json"
+CONFIG_NAME = "config.yaml"
 # No fault of the option's value: another folder on the same disk would fail too.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -64,8 +63,8 @@ class RunDir:
           InfrastructureError: the disk is full or broken.
         """
         path = absolute("resume", name, submission_id)
-        if not (path / _CONFIG_NAME).is_file():
-            raise UsageError(f"resume={path} must be the run directory of an earlier job, with its {_CONFIG_NAME}")
+        if not (path / CONFIG_NAME).is_file():
+            raise UsageError(f"resume={path} must be the run directory of an earlier job, with its {CONFIG_NAME}")
         with _refusing("resume", path):
             _probe(path)
         return cls(path)
@@ -81,6 +80,11 @@ class RunDir:
         return self.path / SOAK_NAME
 
     @property
+    def config_path(self) -> Path:
+        """The resolved config."""
+        return self.path / CONFIG_NAME
+
+    @property
     def log_path(self) -> Path:
         """The driver's log."""
         return self.path / "bench.log"
@@ -91,41 +95,15 @@ class RunDir:
         Raises:
           InfrastructureError: the file can't be written.
         """
-        self._write(_CONFIG_NAME, OmegaConf.to_yaml(OmegaConf.structured(settings)))
+        self._write(CONFIG_NAME, OmegaConf.to_yaml(OmegaConf.structured(settings)))
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write what the job ran on to ``environment.json``.
+    def write_environment(self, environment: Environment) -> None:
+        """Write ``environment.json``.
 
         Raises:
           InfrastructureError: the file can't be written.
         """
-        self._write(_ENVIRONMENT_NAME, json.dumps(json_safe(environment), indent=2, allow_nan=False) + "\n")
-
-    def read_config(self) -> Settings:
-        """The settings in ``config.yaml``.
-
-        Raises:
-          UsageError: they can't be read, or aren't those of this version's options.
-        """
-        path = self.path / _CONFIG_NAME
-        try:
-            return to_settings(cast(DictConfig, OmegaConf.create(path.read_text())))
-        except (OSError, ValueError, UsageError) as error:
-            raise UsageError(f"{path}: {error}") from error
-
-    def read_environment(self) -> dict[str, Any]:
-        """What ``environment.json`` says; empty where a job ended before it was written.
-
-        Raises:
-          UsageError: it can't be read.
-        """
-        path = self.path / _ENVIRONMENT_NAME
-        if not path.exists():
-            return {}
-        try:
-            return dict(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: can't be read ({error})") from error
+        self._write_json(ENVIRONMENT_NAME, environment.to_json())
 
     def write_examination(self, examination: Mapping[str, Any]) -> None:
         """Write what the doctor saw and found to ``doctor.json``.
@@ -133,7 +111,10 @@ class RunDir:
         Raises:
           InfrastructureError: the file can't be written.
         """
-        self._write("doctor.json", json.dumps(json_safe(examination), indent=2, allow_nan=False) + "\n")
+        self._write_json("doctor.json", examination)
+
+    def _write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        self._write(name, json.dumps(json_safe(data), indent=2, allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name

@@ -23,20 +23,20 @@ class Kind:
     """One kind of picture."""
 
     name: str
-    """Of its files, without the ending."""
+    """File name without its ending."""
     caption: str
     figure: Callable[[Sequence[Row], str | None], Figure | None]
-    """From rows and the kind of their devices; ``None`` where the rows have nothing to show."""
+    """Takes the rows and the kind of their devices; returns ``None`` where the rows have nothing to show."""
 
 
 KINDS = (
-    Kind("time_against_bound", "Time of each implementation, and what the multiply alone takes.", times.figure),
-    Kind("utilisation", "How much of the peak is used, by the size of the problem.", utilisation.figure),
-    Kind("ranks", "How the samples of each rank spread, and which rank is late.", ranks.figure),
-    Kind("tuning_landscape", "What each option of the kernel's config does to the time.", landscape.figure),
+    Kind("time_against_bound", "Time of each implementation, beside the multiply alone.", times.figure),
+    Kind("utilisation", "Share of the tensor cores' peak, by the size of the problem.", utilisation.figure),
+    Kind("ranks", "Every sample of every rank: the spread, and which rank is late.", ranks.figure),
+    Kind("tuning_landscape", "Time by each option of the kernel's config.", landscape.figure),
     Kind(
         "ring_timeline",
-        "When each shard arrives and is multiplied: measured by the kernel itself, or from the model.",
+        "When each shard arrives and is multiplied: measured by the kernel, or from the model.",
         ring_timeline.figure,
     ),
 )
@@ -44,7 +44,7 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """One that was drawn."""
+    """A picture that was drawn."""
 
     name: str
     caption: str
@@ -54,15 +54,15 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """What ``draw`` made."""
+    """Result of ``draw``."""
 
     pictures: tuple[Picture, ...]
     failures: dict[str, str]
-    """Why a picture could not be drawn, by its name: a bug."""
+    """Error by the name of a picture that could not be drawn: a bug."""
 
 
 def draw(rows: Sequence[Row], device_kind: str | None, folder: Path) -> Drawn:
-    """Draw what ``rows`` have to show into ``folder``, which is made; one that fails is logged and left out.
+    """Make ``folder`` and draw all pictures of ``rows`` into it; one that fails is logged and left out.
 
     Raises:
       OSError: the folder can't be made.

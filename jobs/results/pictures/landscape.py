@@ -1,4 +1,4 @@
-"""The tuning landscape: how the time depends on each option of the kernel's config."""
+"""Tuning landscape: time by each option of the kernel's config."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from jobs.records.row import HEADLINE, Case, Row
+from jobs.records.case import Case
+from jobs.records.row import HEADLINE, Row
 from jobs.results.pictures import selection, style
 
 _MIN_CONFIGS = 3
+_FASTEST = style.look("mosaic_gpu").colour
 
 
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     """A line of panels for each case and implementation with at least 3 configs, a panel for each option that varies.
 
-    ``None`` where there is no such case. A point is a config, the line joins the fastest one of each value.
+    A point is a config; the line joins the fastest one of each value. ``None`` where no case has 3 configs.
     """
     groups = {key: group for key, group in _groups(rows).items() if len(_distinct(group)) >= _MIN_CONFIGS}
     groups = dict(list(groups.items())[: style.MAX_CASES])
@@ -48,15 +50,12 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         "Tuning landscape",
         selection.shared(shown, device_kind, f"{HEADLINE} of the slowest rank"),
         [
-            Line2D([], [], linestyle="none", marker="o", markersize=4, label="config", **_DOT),
-            Line2D([], [], color="black", linewidth=1.0, label="fastest of a value"),
-            Line2D([], [], linestyle="none", marker="*", markersize=10, color="black", label="fastest of all"),
+            Line2D([], [], linestyle="none", marker="o", markersize=4, label="a config", **style.SAMPLE),
+            Line2D([], [], color=_FASTEST, linewidth=1.2, label="fastest config with this value"),
+            Line2D([], [], linestyle="none", marker="o", markersize=7, color=_FASTEST, label="fastest of all"),
         ],
     )
     return drawing
-
-
-_DOT: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": "#555555"}
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[Case, str], list[Row]]:
@@ -86,14 +85,14 @@ def _panel(ax: Axes, group: Sequence[Row], option: str) -> None:
     for row in group:
         place, time_us = values.index(_value(row, option)), row.headline_us
         assert time_us is not None
-        ax.plot([place], [time_us], "o", markersize=4, **_DOT)
+        ax.plot([place], [time_us], "o", markersize=4, **style.SAMPLE)
         best[place] = min(time_us, best.get(place, time_us))
-    ax.plot(sorted(best), [best[place] for place in sorted(best)], color="black", linewidth=1.0)
+    ax.plot(sorted(best), [best[place] for place in sorted(best)], color=_FASTEST, linewidth=1.2)
     fastest = min(best, key=lambda place: best[place])
-    ax.plot([fastest], [best[fastest]], "*", color="black", markersize=10)
+    ax.plot([fastest], [best[fastest]], "o", color=_FASTEST, markersize=7, clip_on=False)
     ax.set_xticks(range(len(values)), [str(value) for value in values])
     ax.set_xlim(-0.5, len(values) - 0.5)
     ax.set_xlabel(option)
-    # Times that hardly differ are written out, not as small numbers above one that is left out.
+    # Times that hardly differ would be written as differences from an offset.
     ax.ticklabel_format(axis="y", style="plain", useOffset=False)
     ax.grid(axis="y")

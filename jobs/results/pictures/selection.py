@@ -1,14 +1,16 @@
-"""Which rows a picture shows, and what it calls their cases."""
+"""Choice of the rows that a picture shows, and labels for their cases."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from jobs.records.row import HEADLINE, Case, Row
+from jobs.records.case import Case
+from jobs.records.row import HEADLINE, Row
 from jobs.results.pictures.style import MAX_CASES, rank_of
 
-# In the order in which a label names them; the last ones are left out first where the others tell the cases apart.
+# In the order of a label, which drops the last ones first where the others tell the cases apart.
 _FIELDS = ("name", "m_shard", "k", "n_shard", "dtype", "num_ranks")
 _SHORT = {"num_ranks": "D"}
 
@@ -22,36 +24,59 @@ def first_cases(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     return [row for row in rows if row.case in shown], [f"the first {MAX_CASES} of {len(cases)} cases"]
 
 
-def fastest_rows(rows: Sequence[Row]) -> dict[Case, list[Row]]:
-    """Of each case a row for each implementation: the fastest that passed, else the first."""
-    found: dict[Case, dict[str, Row]] = {}
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A row that a picture shows for one case and implementation."""
+
+    row: Row
+    place: str
+    """``fastest`` or ``slowest`` of the islands that measured the case; empty where there is one."""
+
+
+def shown_rows(rows: Sequence[Row]) -> dict[Case, list[Shown]]:
+    """Rows to show of each case: for each implementation its fastest row, or that of its fastest and slowest island.
+
+    A row that failed or didn't run is slower than any other.
+    """
+    best: dict[Case, dict[str, dict[str | None, Row]]] = {}
     for row in rows:
-        of_case = found.setdefault(row.case, {})
-        known = of_case.get(row.implementation)
+        of_islands = best.setdefault(row.case, {}).setdefault(row.implementation, {})
+        known = of_islands.get(row.island)
         if known is None or _time_us(row) < _time_us(known):
-            of_case[row.implementation] = row
+            of_islands[row.island] = row
     return {
-        case: sorted(of_case.values(), key=lambda row: rank_of(row.implementation)) for case, of_case in found.items()
+        case: [shown for name in sorted(of_case, key=rank_of) for shown in _extremes(list(of_case[name].values()))]
+        for case, of_case in best.items()
     }
 
 
+def _extremes(of_islands: Sequence[Row]) -> list[Shown]:
+    if len(of_islands) == 1:
+        return [Shown(of_islands[0], "")]
+    ranked = sorted(of_islands, key=_time_us)
+    return [Shown(ranked[0], "fastest"), Shown(ranked[-1], "slowest")]
+
+
 def shared(rows: Sequence[Row], device_kind: str | None, *more: str) -> str:
-    """What the cases of all ``rows`` have in common, then ``more``: the line below a picture's title."""
+    """The line below a picture's title: what the cases of all ``rows`` have in common, then ``more``."""
     cases = [row.case for row in rows]
     fields = [field for field in _FIELDS if len({getattr(case, field) for case in cases}) == 1]
     return ", ".join([*([device_kind] if device_kind else []), *(_named(field, cases[0]) for field in fields), *more])
 
 
 def about(rows: Sequence[Row], device_kind: str | None, *more: str) -> str:
-    """``shared``, and a note where ``fastest_rows`` leaves rows out."""
-    num_rows = max(Counter((row.case, row.implementation) for row in rows).values())
-    return shared(rows, device_kind, *more, *([f"the fastest of up to {num_rows} rows each"] if num_rows > 1 else []))
+    """``shared``, and a note where ``shown_rows`` leaves rows out."""
+    num_rows = max(Counter((row.case, row.implementation, row.island) for row in rows).values())
+    num_islands = len({row.island for row in rows})
+    notes = [f"the fastest of up to {num_rows} rows each"] if num_rows > 1 else []
+    notes += [f"the fastest and the slowest of {num_islands} islands"] if num_islands > 1 else []
+    return shared(rows, device_kind, *more, *notes)
 
 
 def case_labels(cases: Sequence[Case], without: str | None = None) -> dict[Case, str]:
-    """A label for each case, of no more fields than tell them apart; where nothing does, of their sizes.
+    """The shortest label that tells each case from the others; their sizes, where all cases are the same.
 
-    ``without`` is a field that labels must not name: cases which differ in that alone share theirs.
+    Labels never name the field ``without``: cases that differ in it alone share a label.
     """
     known = [field for field in _FIELDS if field != without]
     fields = [field for field in known if len({getattr(case, field) for case in cases}) > 1]

@@ -1,4 +1,4 @@
-"""How the pictures look: every implementation keeps its fill, hatch and marker, and needs no colour to be known."""
+"""Look of the pictures: every implementation has one colour and one marker everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 FAILED_COLOUR = "#b00020"
 # More cases than that would be neither readable nor quick to draw.
 MAX_CASES = 16
-# Of a letter on average, and of an entry of a legend besides its label.
+# Mean width of a letter, and the width of a legend entry without its label.
 _INCHES_PER_LETTER, _LEGEND_INCHES = 0.072, 0.6
 _RC: Any = {
     "font.size": 9.0,
@@ -28,7 +28,6 @@ _RC: Any = {
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.7,
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     # A dollar in a name is a dollar.
@@ -40,31 +39,33 @@ _RC: Any = {
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """Of one implementation: ``fill`` behind ``hatch`` for bars, ``marker`` for points."""
+    """``colour`` of an implementation's bars and lines, ``marker`` of its points."""
 
-    fill: str
-    hatch: str
+    colour: str
     marker: str
 
 
-# Fills from dark to light, so that a grey print keeps them apart; hatches tell the light ones from each other.
+# The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers tell apart, with a brown
+# and two greys. In black and white the lightness, the marker and the name beside each bar remain.
 _LOOKS = {
-    "mosaic_gpu": Look("#0b3c6f", "", "o"),
-    "mosaic_gpu_simple": Look("#3f83bf", "///", "s"),
-    "jax_ring": Look("#7fb8dc", "...", "P"),
-    "ppermute": Look("#c46a1b", "\\\\\\", "^"),
-    "ppermute_two_level": Look("#e3a25c", "xx", "v"),
-    "torch_fused": Look("#8a6bb1", "--", "X"),
-    "xla": Look("#f2d9a0", "++", "D"),
-    "xla_cublas": Look("#f9efd3", "**", "d"),
-    "local": Look("#e4e4e4", "", "h"),
-    "local_cublas": Look("#f4f4f4", "..", "p"),
+    "mosaic_gpu": Look("#0072b2", "o"),
+    "mosaic_gpu_simple": Look("#56b4e9", "s"),
+    "jax_ring": Look("#009e73", "P"),
+    "ppermute": Look("#d55e00", "^"),
+    "ppermute_two_level": Look("#8c3d00", "v"),
+    "torch_fused": Look("#cc79a7", "X"),
+    "xla": Look("#e69f00", "D"),
+    "xla_cublas": Look("#f0e442", "d"),
+    "local": Look("#8f8f8f", "h"),
+    "local_cublas": Look("#cfcfcf", "p"),
 }
-_OTHER = Look("#b5b5b5", "oo", "*")
+_OTHER = Look("#4d4d4d", "*")
+SAMPLE: Any = {"markerfacecolor": "none", "markeredgecolor": "#555555"}
+"""Single measurements: hollow, so that those on top of each other show."""
 
 
 def look(implementation: str) -> Look:
-    """Of ``implementation``; those without a look of their own share one."""
+    """Colour and marker of ``implementation``; unknown ones share a look."""
     return _LOOKS.get(implementation, _OTHER)
 
 
@@ -74,9 +75,15 @@ def rank_of(implementation: str) -> tuple[int, str]:
     return names.index(implementation) if implementation in _LOOKS else len(names), implementation
 
 
+def cut(name: str, letters: int = 20) -> str:
+    """``name``, shortened in the middle to so many letters: hosts of a cluster differ at both ends."""
+    half = (letters - 1) // 2
+    return name if len(name) <= letters else f"{name[:half]}…{name[-half:]}"
+
+
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Everything is drawn and saved within this."""
+    """Matplotlib settings within which every picture is drawn and saved."""
     with matplotlib.rc_context(_RC):
         yield
 
@@ -92,10 +99,17 @@ def panels(
     right: float = 0.25,
     gap: float = 0.75,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure ``width`` inches wide with that many axes of ``height`` inches, in lines of ``num_columns``.
+    """A figure with ``number`` axes in lines of ``num_columns``, and room for ``head`` above them. All sizes in inches.
 
-    ``left`` and ``right`` are the inches beside each column for its labels, ``margin`` those left of the first one
-    besides, ``gap`` those between lines for titles and ticks. Above all of them is room for ``head``.
+    Args:
+      number: of axes.
+      num_columns: axes side by side.
+      height: of each of the axes.
+      width: of the figure.
+      margin: left of the first column, on top of its ``left``.
+      left: left of each column, for tick labels.
+      right: right of each column.
+      gap: between two lines, for titles and ticks.
     """
     num_lines = math.ceil(number / num_columns)
     top, bottom = 1.25, 0.6
@@ -112,12 +126,12 @@ def panels(
 
 
 def label_width(labels: Iterable[str]) -> float:
-    """Inches that tick labels need, the longest one of ``labels``, at most 4."""
+    """Inches that the longest of the tick ``labels`` needs, at most 4."""
     return min(0.2 + 0.076 * max(map(len, labels), default=0), 4.0)
 
 
 def head(figure: Figure, title: str, about: str, handles: Sequence[Artist]) -> None:
-    """At the top left: what is seen, what all of it has in common, and the legend, if any; both may take two lines."""
+    """Write the title, what all panels have in common (``about``) and the legend at the top left."""
     width, height = figure.get_size_inches()
     figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", fontsize=11, fontweight="bold")
     lines = textwrap.wrap(about, int((width - 0.2) / _INCHES_PER_LETTER), max_lines=2, placeholder=" ...")

@@ -8,42 +8,44 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cmkernel import cost, performance_model
-from jobs.records.row import HEADLINE, Case, Row
+from jobs.records.case import Case
+from jobs.records.row import HEADLINE, Row
 from jobs.results.pictures import selection, style
+from jobs.results.pictures.selection import Shown
 
-# What cmkernel.performance_model's model was fitted to.
+# The device that cmkernel.performance_model was fitted to.
 _MODELLED_DEVICE = "NVIDIA H200"
-# The model's line begins and ends beyond the measured sizes by this factor, so that one size has a line too.
+# The model's line extends beyond the measured sizes by this factor: a single size gets a line, too.
 _BEYOND = 4
 _POINTS_PER_DOUBLING = 2
 
 
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     """Share of the tensor cores' peak in percent, or TFLOP/s of a rank where none is known; ``None`` without times."""
-    shown = [row for of_case in selection.fastest_rows(rows).values() for row in of_case if row.derived]
+    shown = [one for of_case in selection.shown_rows(rows).values() for one in of_case if one.row.derived]
     if not shown:
         return None
-    labels = selection.case_labels([row.case for row in shown], without="m_shard")
+    labels = selection.case_labels([one.row.case for one in shown], without="m_shard")
     # A weight of one type on one number of ranks: only m_shard varies within.
-    groups: dict[str, list[Row]] = {}
-    for row in shown:
-        groups.setdefault(labels[row.case], []).append(row)
+    groups: dict[str, list[Shown]] = {}
+    for one in shown:
+        groups.setdefault(labels[one.row.case], []).append(one)
     all_groups, groups = groups, dict(list(groups.items())[: style.MAX_CASES])
     left_out = [f"the first {len(groups)} of {len(all_groups)} weights"] if len(all_groups) > len(groups) else []
-    has_peak = all(row.derived and row.derived.utilisation is not None for row in shown)
+    has_peak = all(_utilisation(one) is not None for one in shown)
     drawing, axes = style.panels(
         len(groups), num_columns=1 if len(groups) == 1 else 2, height=2.3, left=0.7, right=0.2, gap=0.85
     )
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
-        for name in sorted({row.implementation for row in group}, key=style.rank_of):
-            _points(ax, name, [row for row in group if row.implementation == name], has_peak)
+        for name in sorted({one.row.implementation for one in group}, key=style.rank_of):
+            _points(ax, name, [one for one in group if one.row.implementation == name], has_peak)
         if device_kind and has_peak:
-            _model_lines(ax, [row.case for row in group], device_kind)
+            _model_lines(ax, [one.row.case for one in group], device_kind)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel("m_shard (rows)")
         ax.set_ylabel("utilisation of peak (%)" if has_peak else "TFLOP/s of a rank")
-        ax.set_ylim(0, 105 if has_peak else 1.1 * max(_value(row, has_peak) for row in group))
+        ax.set_ylim(0, 105 if has_peak else 1.1 * max(_value(one, has_peak) for one in group))
         ax.set_title(label)
         ax.grid()
     # All panels have the lines, not all need have all implementations.
@@ -53,25 +55,35 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     return drawing
 
 
-def _points(ax: Axes, name: str, rows: Sequence[Row], has_peak: bool) -> None:
+def _points(ax: Axes, name: str, shown: Sequence[Shown], has_peak: bool) -> None:
+    """A line through the fastest rows of an implementation, and hollow points for its slowest islands."""
     look = style.look(name)
-    rows = sorted(rows, key=lambda row: row.case.m_shard)
-    ax.plot(
-        [row.case.m_shard for row in rows],
-        [_value(row, has_peak) for row in rows],
-        color="#888888",
-        linewidth=0.7,
-        marker=look.marker,
-        markersize=6.5,
-        markerfacecolor=look.fill,
-        markeredgecolor="black",
-        label=name,
-    )
+    for slowest in (False, True):
+        points = sorted(
+            (one.row.case.m_shard, _value(one, has_peak)) for one in shown if (one.place == "slowest") == slowest
+        )
+        if points:
+            ax.plot(
+                *zip(*points, strict=True),
+                color=look.colour,
+                linestyle="none" if slowest else "-",
+                linewidth=1.4,
+                marker=look.marker,
+                markersize=6.5,
+                markerfacecolor="none" if slowest else look.colour,
+                markeredgecolor=look.colour if slowest else "#333333",
+                markeredgewidth=1.2 if slowest else 0.5,
+                label=f"{name}, slowest island" if slowest else name,
+            )
 
 
-def _value(row: Row, has_peak: bool) -> float:
-    assert row.derived
-    return 100 * row.derived.utilisation if has_peak and row.derived.utilisation else row.derived.tflops_per_gpu
+def _utilisation(shown: Shown) -> float | None:
+    return shown.row.derived.utilisation if shown.row.derived else None
+
+
+def _value(shown: Shown, has_peak: bool) -> float:
+    assert shown.row.derived
+    return 100 * (_utilisation(shown) or 0) if has_peak else shown.row.derived.tflops_per_gpu
 
 
 def _model_lines(ax: Axes, cases: Sequence[Case], device_kind: str) -> None:

@@ -1,4 +1,4 @@
-"""What is made of a run for people: its pictures and ``report.html``."""
+"""``report.html`` of one or several runs, with their pictures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PAGE_NAME = "report.html"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Where it all is."""
+    """The files of a report."""
 
     page: Path
     drawn: Drawn
-    """The pictures, each with its paths: what W&B may attach."""
+    """The pictures with their paths, for W&B too."""
 
 
 def write_report(runs: Sequence[RecordedRun], folder: Path) -> Report:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import html
+import re
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
-from jobs.records.member import Member
 from jobs.records.row import Row
 from jobs.results.disk.recorded_run import RecordedRun
+from jobs.results.report import facts
 from jobs.results.terminal import table
 from jobs.results.wandb import per_rank
 
-# Columns of words, which are aligned left, and of sentences, which are broken into lines.
+# Columns of words are aligned left; sentences are broken into lines.
 _WORDS = {
     "case",
     "name",
@@ -29,19 +30,21 @@ _WORDS = {
     "throttle_reasons",
 }
 _SENTENCES = {"reason", "config", "value"}
+# Numbers without an exponent; the group holds the point and what follows.
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _CASE = ("case", "m_shard", "k", "n_shard", "type", "D", "implementation")
 
 
 def results(runs: Sequence[RecordedRun]) -> str:
-    """The table of the terminal, with the run's name in front where there are several, and the island's."""
-    origins, found = _origins(runs)
-    lines = [[*origin, *table.cells(row)] for origin, row in found]
-    return html_table([*((title, "") for title in origins), *table.titles()], lines, [_state(row) for _, row in found])
+    """The table of the terminal with all its columns; in front the run and the island, where there are several."""
+    origins, rows = _origins(runs)
+    lines = [[*origin, *table.cells(row)] for origin, row in rows]
+    return html_table([*((title, "") for title in origins), *table.titles()], lines, [_state(row) for _, row in rows])
 
 
 def failures(runs: Sequence[RecordedRun]) -> str:
-    """What each failed check found; empty where none failed."""
-    origins, found = _origins(runs)
+    """Findings of each failed check; empty where none failed."""
+    origins, rows = _origins(runs)
     titles = [
         *origins,
         *_CASE,
@@ -65,15 +68,15 @@ def failures(runs: Sequence[RecordedRun]) -> str:
             f"{row.check.relative_tolerance:.3g}",
             "exact" if row.check.integers_exact else "not exact",
         ]
-        for origin, row in found
+        for origin, row in rows
         if row.check and row.failed
     ]
     return html_table([(title, "") for title in titles], lines, ["failed"] * len(lines)) if lines else ""
 
 
 def configs(runs: Sequence[RecordedRun]) -> str:
-    """What ran in each row, with which config, and why; also why it didn't."""
-    origins, found = _origins(runs)
+    """Each row's implementation, config and reason; also why it didn't run."""
+    origins, rows = _origins(runs)
     titles = [*origins, *_CASE, "requested", "config", "reason"]
     lines = [
         [
@@ -83,60 +86,79 @@ def configs(runs: Sequence[RecordedRun]) -> str:
             " ".join(f"{name}={value}" for name, value in (row.config or {}).items()) or "-",
             row.reason or "-",
         ]
-        for origin, row in found
+        for origin, row in rows
     ]
-    return html_table([(title, "") for title in titles], lines, [_state(row) for _, row in found])
+    return html_table([(title, "") for title in titles], lines, [_state(row) for _, row in rows])
 
 
 def ranks(run: RecordedRun) -> str:
-    """Medians of each rank in microseconds, and the state of its GPU; empty where the ranks aren't known."""
+    """Medians of each rank in microseconds, and the state of its GPU; empty where the ranks aren't recorded."""
     lines = []
     for row in run.rows:
-        members = [Member(**member) for member in run.members_of(row)]
-        lines += [[_told(value) for value in line] for line in per_rank.lines(row, members) if row.samples_us]
+        ranked = per_rank.lines(row, run.members_of(row)) if row.samples_us else []
+        lines += [[_text(value) for value in line] for line in ranked]
     return html_table([(title, "") for title in per_rank.COLUMNS], lines) if lines else ""
 
 
 def environment(run: RecordedRun) -> str:
-    """Names and values, those of nested ones under dotted names."""
-    lines = [[name, _told(value)] for name, value in _leaves(run.environment)]
-    return html_table([("name", ""), ("value", "")], lines)
+    """Names and values of ``environment.json``; empty where there is none."""
+    lines = [[name, _text(value)] for name, value in facts.environment(run)]
+    return html_table([("name", ""), ("value", "")], lines) if lines else ""
 
 
 def html_table(
     titles: Sequence[tuple[str, str]], lines: Sequence[Sequence[str]], states: Sequence[str] | None = None
 ) -> str:
-    """A sortable table; ``titles`` are a title and a unit for each column, ``states`` the class of each line."""
+    """A sortable table in a box of its own that scrolls.
+
+    Args:
+      titles: a title and a unit for each column.
+      lines: a text for each column.
+      states: the CSS class of each line.
+    """
     kinds = [_kind(title) for title, _ in titles]
     head = "".join(
-        f'<th scope="col" class="{kind}"><button type="button">{html.escape(title)}</button>'
-        f"<small>{html.escape(unit)}</small></th>"
+        f'<th scope="col" class="{kind}"><button type="button">{escape(title)}</button>'
+        f"<small>{escape(unit)}</small></th>"
         for (title, unit), kind in zip(titles, kinds, strict=True)
     )
+    pads = list(zip(*map(_pads, zip(*lines, strict=True)), strict=True))
     body = "\n".join(
         f'<tr class="{state}">'
-        + "".join(f'<td class="{kind}">{html.escape(cell)}</td>' for cell, kind in zip(line, kinds, strict=True))
+        + "".join(
+            f'<td class="{kind}"{pad}>{escape(cell)}</td>'
+            for cell, kind, pad in zip(line, kinds, line_pads, strict=True)
+        )
         + "</tr>"
-        for line, state in zip(lines, states or [""] * len(lines), strict=True)
+        for line, line_pads, state in zip(lines, pads, states or [""] * len(lines), strict=True)
     )
     return (
-        f'<div class="wide"><table class="sortable">\n<thead><tr>{head}</tr></thead>\n'
+        f'<div class="wide" tabindex="0"><table class="sortable">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>"
     )
+
+
+def _pads(cells: Sequence[str]) -> list[str]:
+    """Attributes with the invisible digits that put the decimal points of a column below each other."""
+    numbers = [_NUMBER.fullmatch(cell) for cell in cells]
+    longest = max((len(number[1] or "") for number in numbers if number), default=0)
+    zeros = "." + "0" * longest
+    pads = [zeros[len(number[1] or "") : longest] if number else "" for number in numbers]
+    return [f' data-pad="{pad}"' if pad else "" for pad in pads]
 
 
 def _origins(runs: Sequence[RecordedRun]) -> tuple[list[str], list[tuple[list[str], Row]]]:
     """Titles of the columns that say where a row is from, and each row with its cells there.
 
-    Where there are several runs, their names, or their paths where names are the same; where there are islands, those.
+    Several runs have a column with their names, or their paths where two have the same name; islands have a column.
     """
     several, islands = len(runs) > 1, any(row.island is not None for run in runs for row in run.rows)
     unique = len({run.path.name for run in runs}) == len(runs)
-    found = []
+    rows: list[tuple[list[str], Row]] = []
     for run in runs:
         name = run.path.name if unique else str(run.path)
-        found += [([*([name] if several else []), *([row.island or "-"] if islands else [])], row) for row in run.rows]
-    return [*(["run"] if several else []), *(["island"] if islands else [])], found
+        rows += [([*([name] if several else []), *([row.island or "-"] if islands else [])], row) for row in run.rows]
+    return [*(["run"] if several else []), *(["island"] if islands else [])], rows
 
 
 def _kind(title: str) -> str:
@@ -158,17 +180,7 @@ def _case(row: Row) -> list[str]:
     ]
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None or value == "":
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def _leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        items = [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]
-    elif isinstance(value, list):
-        items = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
-    else:
-        return [(name, value)]
-    return [leaf for key, item in items for leaf in _leaves(item, key)]

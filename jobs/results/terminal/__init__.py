@@ -1,1 +1,1 @@
-"""What a person reads while a job runs."""
+"""Output that a person reads while a job runs."""

@@ -1,4 +1,4 @@
-"""How far the job is: a bar on a terminal, a plain line now and then in a log."""
+"""Progress of a job: a bar on a terminal, a plain line now and then in a log."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from jobs.results.analysis.best import Best
-from jobs.results.terminal.steps import Step, told_s
+from jobs.results.terminal.steps import Step, duration
 from jobs.results.terminal.track import Track
+from jobs.results.terminal.wrapping import terminal_width, width_of, wrapped
 
 PLAIN_INTERVAL_S = 5.0
 # The driver shares its host with ranks that are being timed: two redraws a second don't disturb them.
@@ -24,13 +25,13 @@ REFRESHES_PER_SECOND = 2
 
 
 class Progress:
-    """Shows steps while the ``with`` block runs, on ``stream``: what runs, time left, best so far.
+    """Show on ``stream``, while the ``with`` block runs, the current step, the time left and the best so far.
 
-    Several islands have a track each: steps add up, and the time left is that of the one that takes longest. Only one
-    thread at a time may call.
+    Each island has its own track. Their steps add up; the time left is that of the slowest one. Only one thread at a
+    time may call.
 
-    Off a terminal, lines begin with ``#`` as all lines of the table that aren't rows, and come at most once every
-    ``PLAIN_INTERVAL_S``.
+    Without a terminal a line appears at most once every ``PLAIN_INTERVAL_S``. It begins with ``#``, like every line of
+    the table that isn't a row.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -40,7 +41,7 @@ class Progress:
         self._bar: _Bar | None = None
 
     def __enter__(self) -> Progress:
-        # A terminal that can't move its cursor gets plain lines too.
+        # A bar needs a terminal that can move its cursor.
         if self._stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
             self._bar = _Bar(
                 BarColumn(),
@@ -69,19 +70,19 @@ class Progress:
         return max((track.left_s(now_s) for track in tracks if not track.is_over), default=None)
 
     def expect(self, plan: Sequence[Step], island: str | None = None) -> None:
-        """A gang, that of an ``island``, will come to ``plan``, in the place of what its predecessor hasn't come to."""
+        """Replace the steps that the last gang of ``island`` didn't reach by ``plan``, those of its next gang."""
         self._tracks[island].expect(plan)
         if self._bar:
             self._bar.update(self._task, total=self._num_steps)
 
     def begin(self, step: Step, text: str, best: Best | None = None, island: str | None = None) -> None:
-        """The step before this one is done, and ``step`` begins; steps of the plan in between are skipped.
+        """Begin ``step``; the one before it is done, and those of the plan between the two are skipped.
 
         Args:
-          step: one of the plan, behind the last one; another one counts as part of the step before it.
-          text: what people shall read of it.
+          step: a later one of the plan; a step outside it counts as part of the one before.
+          text: description for people.
           best: the fastest implementation of the case so far.
-          island: whose step it is.
+          island: the island that runs it.
         """
         now_s = time.monotonic()
         self._tracks[island].begin(step, now_s)
@@ -91,15 +92,27 @@ class Progress:
             self._bar.update(self._task, completed=done, description=f"{text}; {best}" if best else text)
         elif self._last_line_s is None or now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
-            parts = [text, f"about {told_s(self.left_s or 0.0)} left", *([str(best)] if best else [])]
-            print(f"# {sum(numbers)}/{self._num_steps} {'; '.join(parts)}", file=self._stream, flush=True)
+            line = f"# {sum(numbers)}/{self._num_steps} {text}; about {duration(self.left_s or 0.0)} left"
+            whole = f"{line}; {best}" if best else line
+            for part in [whole] if len(whole) <= self.width else [line, *([f"#   {best}"] if best else [])]:
+                self.note(part)
 
     @property
     def _num_steps(self) -> int:
         return sum(track.num_steps for track in self._tracks.values())
 
+    @property
+    def width(self) -> int:
+        """Width of the terminal, or of a log's lines."""
+        return width_of(self._stream)
+
+    def note(self, line: str) -> None:
+        """Print a line of words at once, on a terminal wrapped between them; it stays."""
+        for part in wrapped([line], terminal_width(self._stream)):
+            self.print(part)
+
     def print(self, line: str) -> None:
-        """A line that stays, at once: above the bar where there is one."""
+        """Print a line at once, exactly as it is; it stays, above the bar."""
         if self._bar:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -107,11 +120,11 @@ class Progress:
 
 
 class _Bar(RichProgress):
-    """What runs on a line of its own, as long as the terminal is wide, and the bar below."""
+    """The current step, wrapped between words, and the bar below it."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         for task in self.tasks:
-            yield Text(task.description, no_wrap=True, overflow="ellipsis")
+            yield Text(task.description)
         yield self.make_tasks_table(self.tasks)
 
 
@@ -122,4 +135,4 @@ class _TimeLeftColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         left_s = self._progress.left_s
-        return Text("" if left_s is None else f"about {told_s(left_s)} left")
+        return Text("" if left_s is None else f"about {duration(left_s)} left")

@@ -1,4 +1,4 @@
-"""The steps of a case, and how long each is expected to take: by the cost model, for progress alone."""
+"""The steps of a case and their expected durations, from the cost model; used for progress alone."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ import math
 from collections.abc import Sequence
 
 from cmkernel import cost
-from jobs.config.schema import GATHERS, LOCALS, Settings
-from jobs.records.row import Case
+from jobs.config.implementations import GATHERS, LOCALS
+from jobs.config.schema import Settings
+from jobs.records.case import Case
 
-# What compiling a program takes, about; it is most of a short job.
+# Rough time to compile one program. In a short job that is most of the time.
 _COMPILE_S = 0.5
-# Programs that draw operands, and those of the oracle, which the first check of a case compiles; then an
-# implementation's own two.
+# Number of programs that draw operands, of the oracle's (compiled by the first check of a case), and of an
+# implementation's own.
 _INPUT_PROGRAMS, _ORACLE_PROGRAMS, _OWN_PROGRAMS = 4, 6, 2
-# Results that are compared with the oracle beside ``check.calls``: of integers, and of two chains.
+# Results compared with the oracle in addition to ``check.calls``: one of integers and those of two chains.
 _MORE_CHECKS = 3
 # The oracle multiplies float32 without tensor cores.
 _ORACLE_SHARE_OF_PEAK = 1 / 20
-# A device that there is no model of: processes that share a few cores.
+# Stands in for a device without a model: CPU processes that share a few cores.
 _UNKNOWN_DEVICE = cost.DeviceModel(peak_tflops=0.05, link_gbytes_per_s=1.0)
-# Of each call, whatever it computes: dispatch, and the alignment of the ranks before it.
+# Fixed cost of a call: dispatch, and aligning the ranks before it.
 _CALL_US, _UNKNOWN_CALL_US = 100.0, 1000.0
-# Reading a trace, and the multiply in front of each profiled call.
+# Time to read a trace, and of the multiply before each profiled call.
 _TRACE_S, _ALIGN_US = 1.0, 1500.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What the gang does next."""
+    """One thing that a gang does."""
 
     case: Case | None
     """``None``: several of them."""
     doing: str
     implementation: str | None = None
-    """As the config names it; ``None``: no particular one."""
+    """Name in the config; ``None``: the step isn't about one implementation."""
     expected_s: float = dataclasses.field(default=0.0, compare=False)
     is_exact: bool = dataclasses.field(default=False, compare=False)
-    """Whether it takes just so long, whatever the cost model says."""
+    """True where ``expected_s`` is given by a clock, not by the cost model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Expected:
-    """Durations of one case on one kind of device."""
+    """Expected durations of one case on one kind of device, in seconds."""
 
     case: Case
     settings: Settings
@@ -61,7 +62,7 @@ class _Expected:
         return cost.expected_time(device, **sizes, dtype=case.dtype)
 
     def calls_s(self, name: str, num_calls: float, num_dispatched: float) -> float:
-        """Of so many calls of an implementation, by so many dispatches."""
+        """Time of ``num_calls`` calls of an implementation in ``num_dispatched`` dispatches."""
         of_call_us = self._times.overlapped_us
         if name in LOCALS:
             of_call_us = self._times.local_us
@@ -71,21 +72,21 @@ class _Expected:
         return (num_calls * of_call_us + num_dispatched * overhead_us) * 1e-6
 
     def check_s(self, name: str, *, is_first: bool, calls: int) -> float:
-        """Of one check with so many single calls, its programs compiled; the first one of a case compiles more."""
+        """Time of one check with ``calls`` single calls, compilation included; the first of a case compiles more."""
         num_programs = _OWN_PROGRAMS + (_ORACLE_PROGRAMS if is_first else 0)
         oracle_s = (calls + _MORE_CHECKS) * self._times.local_us * 1e-6 / _ORACLE_SHARE_OF_PEAK
         num_calls = calls + 1 + 2 * self.settings.timing.chain_length
         return num_programs * _COMPILE_S + oracle_s + self.calls_s(name, num_calls, calls + _MORE_CHECKS)
 
     def chains_s(self, name: str, samples: float) -> float:
-        """Of so many samples of ``in_graph_us``."""
+        """Time of that many samples of ``in_graph_us``."""
         timing = self.settings.timing
         dispatched = samples * timing.chain_repeats
         return self.calls_s(name, dispatched * timing.chain_length, dispatched)
 
 
 def steps_of(case: Case, implementations: Sequence[str], settings: Settings, device_kind: str) -> list[Step]:
-    """All steps of a case, in order; those of an implementation whose check fails will be skipped."""
+    """All steps of a case in order; a gang skips those of an implementation whose check fails."""
     timing, expected = settings.timing, _Expected(case, settings, device_kind)
     steps = [Step(case, "inputs", None, _INPUT_PROGRAMS * _COMPILE_S)]
     for place, name in enumerate(implementations):
@@ -107,7 +108,7 @@ def steps_of(case: Case, implementations: Sequence[str], settings: Settings, dev
 
 
 def tuning_steps(case: Case, implementation: str, settings: Settings, device_kind: str) -> list[Step]:
-    """All steps of a case that is tuned, with as many candidates as may be; those that are left out will be skipped."""
+    """All steps of a case in a tuning, for the largest possible number of candidates; a gang may skip some."""
     tuning, expected = settings.tuning, _Expected(case, settings, device_kind)
     num_rounds = max(1, math.ceil((tuning.max_candidates - 1) / (tuning.round_size - 1)))
     steps = []
@@ -125,32 +126,35 @@ def tuning_steps(case: Case, implementation: str, settings: Settings, device_kin
 
 
 def soak_step(seconds: float = 0.0) -> Step:
-    """All slices of a soak, as only the clock knows how many there will be; ``seconds`` of it are left."""
+    """One step for all slices of a soak, as their number depends on the clock; ``seconds`` are left."""
     return Step(None, "soak", None, seconds, is_exact=True)
 
 
 def round_name(number: int, doing: str) -> str:
-    """What a step of a round of candidates is called."""
+    """Name of a step in a round of candidates."""
     return f"round {number}: {doing}"
 
 
 def burst_name(burst: int, bursts: int) -> str:
-    """What the step of a burst is called."""
+    """Name of the step of a burst."""
     return f"burst {burst + 1}/{bursts}"
 
 
 def time_left_s(*, expected_s: float, done_expected_s: float, done_s: float, current_s: float = 0.0) -> float:
-    """Seconds that are left, where ``expected_s`` are expected of the current step and those after it.
+    """Seconds left, with the error of the expectations so far corrected.
 
-    The expectation is scaled by how far that of the steps which are done (``done_expected_s``) was off (``done_s``);
-    ``current_s`` is what the current step has taken so far.
+    Args:
+      expected_s: expected time of the current step and all after it.
+      done_expected_s: expected time of the steps that are done.
+      done_s: time that they took.
+      current_s: time that the current step has taken so far.
     """
     scale = done_s / done_expected_s if done_expected_s > 0 else 1.0
     return max(expected_s * scale - current_s, 0.0)
 
 
-def told_s(seconds: float) -> str:
-    """A duration for people: ``8 s``, ``4 min``, ``2 h 05 min``."""
+def duration(seconds: float) -> str:
+    """``seconds`` for people: ``8 s``, ``4 min``, ``2 h 05 min``."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
     minutes = round(seconds / 60)

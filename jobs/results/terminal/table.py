@@ -1,93 +1,24 @@
-"""The table on standard output, in the manner of nccl-tests: one line a row, everything else behind ``#``."""
+"""Table on standard output, like that of nccl-tests: one line a row; every other line begins with ``#``."""
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cmkernel.cost import ExpectedTime, peak_tflops
+from jobs.config.choices import Columns
+from jobs.config.schema import TuningSettings
+from jobs.records.case import Case
 from jobs.records.layout import Layout
-from jobs.records.row import HEADLINE, TIMES, Case, Row
+from jobs.records.row import AnyRow, Row
+from jobs.results.analysis.answers import answers
+from jobs.results.analysis.rounds import REFERENCE, changes
+from jobs.results.terminal.columns import COLUMNS, DEFAULT_VIEW, NONE, View, line, shown
+from jobs.results.terminal.wrapping import wrapped
 
-MAX_WIDTH = 180
-_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-_NONE = "-"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Column:
-    title: str
-    unit: str
-    width: int
-    text: Callable[[Row], str]
-    left: bool = False
-
-    def cell(self, text: str) -> str:
-        """``text`` at the column's width; what doesn't fit is cut, so that the columns stay in line."""
-        if len(text) > self.width:
-            text = text[: self.width - 1] + "~"
-        return text.ljust(self.width) if self.left else text.rjust(self.width)
-
-
-def _number(value: float | None, width: int, scale: float = 1.0) -> str:
-    """About four digits; large values without a fraction."""
-    if value is None:
-        return _NONE
-    value *= scale
-    digits = 4 if abs(value) < 1 else 2 if abs(value) < 1000 else 1
-    text = f"{value:.{digits}f}"
-    return text if len(text) <= width else f"{value:.{max(0, width - 7)}e}"
-
-
-def _time(name: str, width: int) -> _Column:
-    def text(row: Row) -> str:
-        if row.check is None or row.failed:
-            return ("FAILED" if row.failed else "not run") if name == HEADLINE else _NONE
-        spread = getattr(row, name)
-        return _number(spread.max if spread else None, width)
-
-    return _Column(name, "(us)", width, text)
-
-
-def _fastest_rank(name: str, width: int) -> _Column:
-    def text(row: Row) -> str:
-        spread = getattr(row, name)
-        return _number(spread.min if spread else None, width)
-
-    return _Column("min", "(us)", width, text)
-
-
-def _derived(title: str, unit: str, width: int, name: str, scale: float = 1.0) -> _Column:
-    def text(row: Row) -> str:
-        return _number(getattr(row.derived, name), width, scale) if row.derived else _NONE
-
-    return _Column(title, unit, width, text)
-
-
-_ISLAND = _Column("island", "", 12, lambda row: row.island or _NONE, left=True)
-_TIME_WIDTHS = {"in_graph_us": 11}
-_COLUMNS = (
-    _Column("case", "", 14, lambda row: row.case.name, left=True),
-    _Column("m_shard", "(rows)", 7, lambda row: str(row.case.m_shard)),
-    _Column("k", "", 6, lambda row: str(row.case.k)),
-    _Column("n_shard", "(cols)", 7, lambda row: str(row.case.n_shard)),
-    _Column("type", "", 4, lambda row: _DTYPES.get(row.case.dtype, row.case.dtype)),
-    _Column("D", "", 3, lambda row: str(row.case.num_ranks)),
-    _Column("implementation", "", 18, lambda row: row.implementation, left=True),
-    _time("kernel_us", 9),
-    _fastest_rank("kernel_us", 7),
-    *(_time(name, _TIME_WIDTHS.get(name, 9)) for name in TIMES if name != "kernel_us"),
-    _derived("bound", "(us)", 8, "article_bound_us"),
-    _derived("TF/s", "", 7, "tflops_per_gpu"),
-    _derived("util", "(%)", 6, "utilisation", 100.0),
-    _derived("/local", "", 6, "ratio_to_local"),
-    _derived("xla/", "", 6, "speedup_over_xla"),
-    _derived("busbw", "(GB/s)", 7, "bus_bandwidth_gbps"),
-    _derived("overlap", "(%)", 7, "overlap_efficiency", 100.0),
-    _Column("#wrong", "(elem)", 8, lambda row: str(row.check.num_wrong) if row.check else _NONE),
-)
+# A reason may hold a whole traceback; the journal has it.
+_MAX_REASON = 400
 
 
 def header_lines(
@@ -98,15 +29,15 @@ def header_lines(
     cases: Sequence[tuple[Case, ExpectedTime | None]],
     island: str | None = None,
 ) -> list[str]:
-    """What runs where.
+    """Ranks, devices, versions, links and cases.
 
     Args:
-      members: one per rank, in rank order: ``rank``, ``host``, ``pid``, ``device_kind`` and, on GPUs, ``gpu_index``,
-        ``gpu_uuid`` and ``driver_version``.
-      versions: of the software, by name.
-      links: how the devices are connected.
-      cases: what will be measured, each with its modelled times where there is a model of the device.
-      island: whose ranks these are, where they aren't all.
+      members: one for each rank, in rank order: ``rank``, ``host``, ``pid``, ``device_kind`` and, on GPUs,
+        ``gpu_index``, ``gpu_uuid`` and ``driver_version``.
+      versions: software versions by name.
+      links: connection of the devices.
+      cases: the cases, each with its modelled times where the device has a model.
+      island: name of the ranks' island; ``None``: these are all ranks.
     """
     hosts = list(dict.fromkeys(str(member["host"]) for member in members))
     drivers = sorted({str(member["driver_version"]) for member in members if member.get("driver_version")})
@@ -117,10 +48,10 @@ def header_lines(
         + (" in each island" if island else ""),
         *device_lines(members, island),
         f"# Versions : {', '.join(named)}",
-        f"# Links    : {links or _NONE}",
+        f"# Links    : {links or NONE}",
         f"# Cases    : {len(cases)}"
         + (
-            "; expected from the datasheet's peak and link; bound: the article's D x local + 6 us x (D-1)"
+            "; expected from the datasheet's peak and link; bound: the JAX tutorial's D x local + 6 us x (D-1)"
             if modelled
             else ""
         ),
@@ -130,12 +61,12 @@ def header_lines(
 
 
 def device_lines(members: Sequence[Mapping[str, Any]], island: str | None = None) -> list[str]:
-    """Where the ranks are, those of an ``island`` or all; ``members`` as in ``header_lines``."""
+    """Host and device of each rank, of an ``island`` or of the job; ``members`` as in ``header_lines``."""
     return [f"# Devices of island {island}" if island else "# Devices", *(_member_line(member) for member in members)]
 
 
 def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[str]:
-    """What the cost model expects of both portable rings on each case; nothing where all ranks are on one host."""
+    """Expected times of both portable rings on each case, by the cost model; empty if all ranks share a host."""
     if hosts.num_hosts == 1:
         return []
     if (refusal := hosts.two_level_refusal) is not None:
@@ -144,54 +75,75 @@ def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[s
     return [
         f"# Hosts    : {hosts.num_hosts} of {_count(hosts.ranks_per_host[0], 'rank')}; modelled with "
         f"{links.link_gbytes_per_s:g} GB/s within a host and {links.nics_per_host} x {links.nic_gbytes_per_s:g} GB/s "
-        "to the others" + ("; the multiply counts as nothing where its peak isn't known" if unknown else ""),
+        "to the others" + ("; a multiply of unknown peak counts as nothing" if unknown else ""),
         *(f"#   {case}  {hosts.expected_rings(case, device_kind)}" for case in cases),
     ]
 
 
-def column_lines(*, islands: bool = False) -> list[str]:
-    """What the columns mean, and their titles; in front of them the island's, where there are ``islands``."""
-    columns = (_ISLAND, *_COLUMNS) if islands else _COLUMNS
+def column_lines(view: View = DEFAULT_VIEW, *, islands: bool = False) -> list[str]:
+    """Meaning of the columns that ``view`` shows, and their titles; ``islands``: the first one is the island."""
+    columns = shown(view, islands=islands)
+    titles = [column.title for column in columns]
+    explained = ["Times: the slowest rank's median in microseconds; - where not measured."]
+    explained += [f"{column.title}: {column.meaning}" for column in columns if column.meaning]
+    if hidden := [column.title for column in COLUMNS if column.title not in titles]:
+        explained.append(f"Not shown: {', '.join(hidden)}; results.columns=all shows them.")
     return [
         "#",
-        "# Times: maximum over ranks of each rank's median (min: minimum over ranks); - where not measured.",
-        "# kernel_us: the multiply's kernel (torch_fused: the span of its kernels and copies); device_us: a call on",
-        "# the device, from first kernel's start to the last end; in_graph_us: a call inside a program of dependent",
-        "# calls; call_us: one jitted call. From",
-        "# t = in_graph_us: bound = local + 6 us x (D-1); TF/s of one GPU; util of its peak; /local = t / local, the",
-        "# multiply without communication, the faster of local and local_cublas; xla/ = xla / t, all-gather then dot;",
-        "# busbw as in nccl-tests; overlap = (xla - t) / (xla - local). #wrong: elements out of tolerance.",
+        *wrapped([f"# {text}" for text in explained], view.width),
         "#",
-        "# " + " ".join(column.cell(column.title) for column in columns),
-        ("# " + " ".join(column.cell(column.unit) for column in columns)).rstrip(),
+        line(columns, titles, mark="#").rstrip(),
+        line(columns, [column.unit for column in columns], mark="#").rstrip(),
     ]
 
 
-def row_line(row: Row) -> str:
-    """One row; in the place of its times a failed check has ``FAILED``, a baseline that can't run ``not run``."""
-    columns = _COLUMNS if row.island is None else (_ISLAND, *_COLUMNS)
-    return "  " + " ".join(column.cell(column.text(row)) for column in columns)
+def row_lines(row: Row, view: View = DEFAULT_VIEW, *, beside: Sequence[Row] = ()) -> list[str]:
+    """One row, and its config in a comment where rows of one implementation stand together.
+
+    In the place of its times a failed check has ``FAILED``, a baseline that can't run ``not run``.
+
+    Args:
+      row: what to show.
+      view: how the job shows its table.
+      beside: the rows that were measured together with it; those of a tuner are named by what differs.
+    """
+    columns = shown(view, islands=row.island is not None)
+    text = line(columns, [column.text(row, column.width) for column in columns])
+    config = _config(row, view, beside)
+    return [text, *wrapped([f"#   {config}"] if config else [], view.width)]
+
+
+def _config(row: Row, view: View, beside: Sequence[Row]) -> str:
+    if not row.is_candidate:
+        known = {} if row.is_baseline else row.config or {}
+        return " ".join(f"{name}={known[name]}" for name in view.options if name in known)
+    if row.requested.endswith(REFERENCE):
+        return f"the heuristic's config: {changes(row.config, None)}"
+    references = [other for other in beside if other.case == row.case and other.requested.endswith(REFERENCE)]
+    return changes(row.config, references[0].config if references else None)
 
 
 def titles() -> list[tuple[str, str]]:
     """Title and unit of each column, for other tables of the same."""
-    return [(column.title, column.unit) for column in _COLUMNS]
+    return [(column.title, column.unit) for column in COLUMNS]
 
 
 def cells(row: Row) -> list[str]:
     """A row's text in each column, uncut."""
-    return [column.text(row) for column in _COLUMNS]
+    return [column.text(row, column.width) for column in shown(View(Columns.all), islands=False)]
 
 
-def footer_lines(rows: Sequence[Row]) -> list[str]:
-    """The verdict over all rows, what each failed check found, and why baselines could not run."""
+def footer_lines(
+    rows: Sequence[AnyRow], width: int | None = None, *, min_gain: float = TuningSettings.min_gain
+) -> list[str]:
+    """The verdict over all rows: failed checks, baselines that could not run, and the answer of each case."""
     failed = [row for row in rows if row.failed]
     lines = ["#"]
     not_run = [row for row in rows if row.check is None]
     for row in not_run:
         lines += [
             f"# NOT RUN {row.implementation} on {row.case}{_of_island(row)}",
-            "#   " + textwrap.shorten(row.reason or "", MAX_WIDTH - 4, placeholder=" ..."),
+            "#   " + textwrap.shorten(row.reason or "", _MAX_REASON, placeholder=" ..."),
         ]
     for check, row in [(row.check, row) for row in failed if row.check]:
         ranks = ", ".join(map(str, check.failed_ranks))
@@ -210,7 +162,8 @@ def footer_lines(rows: Sequence[Row]) -> list[str]:
         + (f", {len(failed)} of them FAILED" if failed else "")
         + (f", {len(not_run)} of them not run" if not_run else "")
     )
-    return lines
+    lines += [f"# {answer.sentence}" for answer in answers(rows, min_gain=min_gain)]
+    return wrapped(lines, width)
 
 
 def _expected(expected: ExpectedTime) -> str:
@@ -220,7 +173,7 @@ def _expected(expected: ExpectedTime) -> str:
     )
 
 
-def _of_island(row: Row) -> str:
+def _of_island(row: AnyRow) -> str:
     return f", island {row.island}" if row.island is not None else ""
 
 
@@ -232,5 +185,5 @@ def _member_line(member: Mapping[str, Any]) -> str:
     line = f"#   Rank {member['rank']:2d} on {member['host']} pid {member['pid']:6d} {member['device_kind']}"
     if member.get("gpu_uuid"):
         index = member.get("gpu_index")
-        line += f" device {_NONE if index is None else index} {member['gpu_uuid']}"
+        line += f" device {NONE if index is None else index} {member['gpu_uuid']}"
     return line

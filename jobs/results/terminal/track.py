@@ -1,4 +1,4 @@
-"""How far one gang, or one island's gangs, are in what they will come to, and how long the rest takes."""
+"""Position of a job's or an island's gangs in their plan, and the time that the rest takes."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from jobs.results.terminal.steps import Step, time_left_s
 
 
 class Track:
-    """The steps of gangs that follow one another; times are those of one clock, in seconds."""
+    """The steps of gangs that follow one another; all times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
-        # Place of the current step, and of the next one at the earliest.
+        # Index of the current step, and the smallest one that the next step may have.
         self._place: int | None = None
         self._next = 0
         self._began_s = 0.0
-        # Of the steps that are done: as expected, and as it was.
+        # Time of the steps that are done: expected and real.
         self._done_expected_s = self._done_s = 0.0
 
     @property
     def num_steps(self) -> int:
-        """All that are known: those that were begun or skipped, and those that are left."""
+        """Steps begun, skipped and left."""
         return len(self._steps)
 
     @property
     def number(self) -> int:
-        """Of the current step, from 1; 0 before the first one."""
+        """Number of the current step, from 1; 0 before the first one."""
         return self._next
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left that is known of."""
+        """True if no known step is left."""
         return self._place is None and self._next == len(self._steps)
 
     def expect(self, plan: Sequence[Step]) -> None:
-        """A gang begins or ends: it will come to ``plan``, in the place of what its predecessor hasn't come to."""
+        """Replace the steps that weren't reached by ``plan``, as a gang begins or ends."""
         self._steps[self._next :] = plan
         self._place = None
 
     def begin(self, step: Step, now_s: float) -> None:
-        """The step before this one is done, and ``step`` begins; those in between are skipped.
+        """Begin ``step``; the one before it is done, and those between the two are skipped.
 
-        One that isn't ahead in the plan counts as part of the step before it.
+        A step that isn't ahead in the plan counts as part of the one before it.
         """
         ahead = range(self._next, len(self._steps))
         place = next((place for place in ahead if self._steps[place] == step), None)
@@ -54,7 +54,7 @@ class Track:
         self._place, self._next, self._began_s = place, place + 1, now_s
 
     def left_s(self, now_s: float) -> float:
-        """Seconds that are left: by the cost model and how far it was off until now, or exactly where that is known."""
+        """Seconds left: by the cost model, corrected by its error so far; exact steps as they are."""
         current = None if self._place is None else self._steps[self._place]
         left = [*([current] if current else []), *self._steps[self._next :]]
         current_s = now_s - self._began_s if current else 0.0

@@ -1,4 +1,4 @@
-"""A call with a limit, for libraries that keep none."""
+"""A call with a time limit, for libraries without one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def call_within[T](limit_s: float, function: Callable[[], T]) -> T:
-    """What ``function`` returns or raises, if it does so within ``limit_s`` seconds.
+    """Call ``function``, and return or raise what it does if that happens within ``limit_s`` seconds.
 
-    It runs in a daemon thread, which goes on after the limit but doesn't keep the process alive.
+    The call runs in a daemon thread: it goes on after the limit but doesn't keep the process alive.
 
     Raises:
-      TimeoutError: it took longer.
+      TimeoutError: the call took longer.
     """
     outcome: list[tuple[Any, BaseException | None]] = []
 
@@ -32,7 +32,7 @@ def call_within[T](limit_s: float, function: Callable[[], T]) -> T:
     if isinstance(error, Exception):
         raise error
     if error is not None:
-        # A SystemExit in a thread is no reason to end this one.
+        # A SystemExit of the library must not end the job.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     value: T = result
     return value

@@ -1,4 +1,4 @@
-"""What the pictures show, as data for W&B's own charts."""
+"""The data of the pictures, for W&B's own charts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jobs.records.row import HEADLINE, Case, Row
+from jobs.records.case import Case
+from jobs.records.row import HEADLINE, RowSummary
 from jobs.results.wandb import per_rank
 from jobs.results.wandb.metrics import case_name
 
-# As of the picture.
+# As in the picture.
 MIN_CONFIGS = 3
 
 
@@ -20,46 +21,48 @@ class Chart:
     """One chart and its table."""
 
     name: str
-    """That of the picture with the same data."""
+    """Name of the picture with the same data."""
     kind: Literal["bar", "line", "scatter"]
     title: str
     x: str
-    """Column of the labels or of the abscissa."""
+    """Column of the labels, or of the horizontal axis."""
     y: str
     columns: tuple[str, ...]
     lines: Sequence[Sequence[Any]]
     stroke: str | None = None
-    """Column that tells lines apart."""
+    """Column that names the curve."""
 
 
 def charts(
-    by_case: Mapping[Case, Mapping[str, Row]], rows: Sequence[Row], per_rank_lines: Sequence[Sequence[Any]]
+    by_case: Mapping[Case, Mapping[str, RowSummary]],
+    rows: Sequence[RowSummary],
+    per_rank_lines: Sequence[Sequence[Any]],
 ) -> list[Chart]:
-    """Those that there is data for.
+    """Make the charts that there is data for.
 
     Args:
       by_case: the fastest row of each implementation.
-      rows: all of them.
-      per_rank_lines: of the table ``per_rank``.
+      rows: all rows.
+      per_rank_lines: lines of the table ``per_rank``.
     """
     fastest = [row for of_case in by_case.values() for row in of_case.values()]
-    found = [_time_against_bound(by_case), _utilisation(fastest), _ranks(per_rank_lines), _landscape(rows)]
-    return [chart for chart in found if chart.lines]
+    made = [_time_against_bound(by_case), _utilisation(fastest), _ranks(per_rank_lines), _landscape(rows)]
+    return [chart for chart in made if chart.lines]
 
 
-def _time_against_bound(by_case: Mapping[Case, Mapping[str, Row]]) -> Chart:
+def _time_against_bound(by_case: Mapping[Case, Mapping[str, RowSummary]]) -> Chart:
     lines = []
     for case, rows in by_case.items():
         times = {name: row.headline_us for name, row in rows.items()}
         bounds = [row.derived.article_bound_us for row in rows.values() if row.derived]
-        times["article's bound"] = next((bound for bound in bounds if bound is not None), None)
+        times["JAX tutorial's bound"] = next((bound for bound in bounds if bound is not None), None)
         lines += [[f"{case_name(case)} {name}", time_us] for name, time_us in times.items() if time_us is not None]
     title = f"Time against the bound: {HEADLINE} of the slowest rank"
     return Chart("time_against_bound", "bar", title, "case", HEADLINE, ("case", HEADLINE), lines)
 
 
-def _utilisation(rows: Sequence[Row]) -> Chart:
-    """A line for each implementation and weight; nothing where all cases have one size."""
+def _utilisation(rows: Sequence[RowSummary]) -> Chart:
+    """A curve for each implementation and weight; empty where all cases have one size."""
     known = [(row, row.derived) for row in rows if row.derived]
     has_peak = all(derived.utilisation is not None for _, derived in known)
     y = "util_pct" if has_peak else "tflops"
@@ -78,7 +81,7 @@ def _utilisation(rows: Sequence[Row]) -> Chart:
 
 
 def _ranks(per_rank_lines: Sequence[Sequence[Any]]) -> Chart:
-    """How far each rank's median lies from that of all ranks of its row."""
+    """Deviation of each rank's median from the median of all ranks, for each row."""
     key = len(per_rank.COLUMNS[: per_rank.COLUMNS.index("rank")])
     rank, time = per_rank.COLUMNS.index("rank"), per_rank.COLUMNS.index(HEADLINE)
     groups: dict[tuple[Any, ...], list[Sequence[Any]]] = {}
@@ -94,9 +97,9 @@ def _ranks(per_rank_lines: Sequence[Sequence[Any]]) -> Chart:
     return Chart("ranks", "scatter", "Ranks: deviation from the median of all", "rank", y, ("rank", y, "case"), lines)
 
 
-def _landscape(rows: Sequence[Row]) -> Chart:
-    """The time by each config, fastest first, where one implementation ran with several on a case."""
-    groups: dict[tuple[Case, str], dict[str, Row]] = {}
+def _landscape(rows: Sequence[RowSummary]) -> Chart:
+    """Time with each config, fastest first, where an implementation ran with several configs on a case."""
+    groups: dict[tuple[Case, str], dict[str, RowSummary]] = {}
     for row in rows:
         if row.config and row.headline_us is not None:
             groups.setdefault((row.case, row.implementation), {})[str(row.config)] = row

@@ -1,4 +1,4 @@
-"""Names, units and values of what W&B gets. docs/metrics.md has them all: they are an interface."""
+"""Names, units and values of W&B's metrics. They are an interface, and docs/metrics.md lists them all."""
 
 from __future__ import annotations
 
@@ -6,44 +6,45 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from jobs.records.case import Case
 from jobs.records.member import Member
-from jobs.records.row import HEADLINE, TIMES, Case, Row
+from jobs.records.row import HEADLINE, TIMES, RowSummary
 from jobs.results.analysis.best import best
 
 Scalar = float | int | str
 STEP = "case/number"
-"""What curves are drawn over."""
+"""Metric that curves are drawn over."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One name of the history."""
+    """A name of the run's history."""
 
     name: str
     unit: str
-    """Empty where it has none."""
-    value: Callable[[Row], Scalar | None]
-    """``None``: not known."""
+    """Empty where there is none."""
+    value: Callable[[RowSummary], Scalar | None]
+    """``None`` where unknown."""
     is_drawn: bool = False
-    """Whether W&B shows its curve without being asked."""
+    """True where W&B shows the curve by default."""
 
 
-def _slowest(name: str, row: Row) -> float | None:
+def _slowest(name: str, row: RowSummary) -> float | None:
     spread = getattr(row, name)
     return spread.max if spread else None
 
 
-def _derived(name: str, scale: float, row: Row) -> float | None:
+def _derived(name: str, scale: float, row: RowSummary) -> float | None:
     value = getattr(row.derived, name) if row.derived else None
     return None if value is None else value * scale
 
 
-def _case(name: str, row: Row) -> Scalar:
+def _case(name: str, row: RowSummary) -> Scalar:
     value: Scalar = getattr(row.case, name)
     return value
 
 
-def _gpus(choose: Callable[[Iterable[float]], float], name: str, row: Row) -> float | None:
+def _gpus(choose: Callable[[Iterable[float]], float], name: str, row: RowSummary) -> float | None:
     return choose(getattr(gpu, name) for gpu in row.telemetry) if row.telemetry else None
 
 
@@ -58,7 +59,7 @@ OF_IMPLEMENTATION = (
     Metric("check_passed", "0 or 1", lambda row: int(row.check.passed) if row.check else None),
     Metric("num_wrong", "elements", lambda row: row.check.num_wrong if row.check else None),
 )
-"""Behind ``<implementation>/``: each implementation has its own curve."""
+"""Metrics below ``<implementation>/``: each implementation has its own curve."""
 
 OF_ROW = (
     *(
@@ -73,7 +74,7 @@ OF_ROW = (
     Metric("gpu/sm_clock_min_mhz", "MHz", partial(_gpus, min, "sm_clock_min_mhz"), is_drawn=True),
     Metric("gpu/power_max_w", "W", partial(_gpus, max, "power_max_w"), is_drawn=True),
 )
-"""What every row has beside ``case/number``; ``island`` where there are several, on GPUs also the last two."""
+"""Metrics of every row; ``island`` only where there are several, ``gpu/`` only on GPUs."""
 
 SUMMARY_OF_CASE = {
     "best": "",
@@ -84,7 +85,7 @@ SUMMARY_OF_CASE = {
     "check_passed": "0 or 1",
     f"<implementation>_{HEADLINE}": "us",
 }
-"""Units by name, behind ``<case>/``."""
+"""Units by name, below ``<case>/``."""
 
 SUMMARY_OF_RUN = {
     "rows": "",
@@ -106,26 +107,26 @@ SUMMARY_OF_SOAK = {
     "soak/largest_growth_mib": "MiB",
     "soak/largest_drift_pct": "%",
 }
-"""Units by name; only where there was a soak."""
+"""Units by name; only after a soak."""
 
 
-def history(row: Row, case_number: int) -> dict[str, Scalar]:
-    """One step of the run's history: ``OF_IMPLEMENTATION`` and ``OF_ROW``; what isn't known is left out."""
+def history(row: RowSummary, case_number: int) -> dict[str, Scalar]:
+    """One step of the run's history: the known ones of ``OF_IMPLEMENTATION`` and ``OF_ROW``."""
     values = {f"{row.implementation}/{metric.name}": metric.value(row) for metric in OF_IMPLEMENTATION}
     values |= {STEP: case_number, **{metric.name: metric.value(row) for metric in OF_ROW}}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def case_name(case: Case) -> str:
-    """What the summary's names of a case begin with."""
+    """Prefix of a case's names in the summary."""
     # W&B nests the summary at dots.
     return f"{case.name.replace('.', '_')}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}"
 
 
-def case_summary(rows: Mapping[str, Row], *, passed: bool) -> dict[str, Scalar]:
-    """Headline of one case, from its rows by implementation, under names that no other case of the run has.
+def case_summary(rows: Mapping[str, RowSummary], *, passed: bool) -> dict[str, Scalar]:
+    """Summary of one case from its rows by implementation, under names that no other case of the run has.
 
-    ``passed``: whether all checks of the case did, those of rows that aren't given included.
+    ``passed``: true where all checks of the case passed, also those of rows that aren't in ``rows``.
     """
     first = next(iter(rows.values()))
     values: dict[str, Scalar | None] = {f"{name}_{HEADLINE}": row.headline_us for name, row in rows.items()}
@@ -139,8 +140,8 @@ def case_summary(rows: Mapping[str, Row], *, passed: bool) -> dict[str, Scalar]:
     return {f"{case_name(first.case)}/{name}": value for name, value in values.items() if value is not None}
 
 
-def tags(row: Row, members: Sequence[Member]) -> list[str]:
-    """By which runs are found: the kind of device, and the implementation that the job is about."""
+def tags(row: RowSummary, members: Sequence[Member]) -> list[str]:
+    """Tags that help to find the run: the device, and the implementation under test."""
     return [
         *dict.fromkeys(member.device_kind for member in members),
         *([] if row.is_baseline else [row.implementation]),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from jobs.records.member import Member
-from jobs.records.row import TIMES, Row
+from jobs.records.row import TIMES, AnyRow
 
 COLUMNS = (
     *("case", "m_shard", "k", "n_shard", "dtype", "implementation", "island", "rank", "host", "device"),
@@ -16,25 +15,22 @@ COLUMNS = (
 )
 
 
-def lines(row: Row, members: Sequence[Member]) -> list[list[Any]]:
-    """Each rank's medians over all its samples in microseconds, and its GPU's state."""
+def lines(row: AnyRow, members: Sequence[Member]) -> list[list[Any]]:
+    """Medians of each rank over all its samples, in microseconds, and the state of its GPU."""
     case = row.case
     telemetry = {rank.rank: rank for rank in row.telemetry}
-    found: list[list[Any]] = []
+    table: list[list[Any]] = []
     for member in members:
         gpu = telemetry.get(member.rank)
-        found.append(
+        table.append(
             [case.name, case.m_shard, case.k, case.n_shard, case.dtype, row.implementation]
             + [row.island, member.rank, member.host, member.device_kind]
             + [_median(row, name, member.rank) for name in TIMES]
             + ([gpu.sm_clock_mhz, gpu.power_w, " ".join(gpu.throttle_reasons)] if gpu else [None, None, None])
         )
-    return found
+    return table
 
 
-def _median(row: Row, name: str, rank: int) -> float | None:
-    samples = row.samples_us.get(name)
-    if samples is None or rank >= len(samples):
-        return None
-    values = [value for burst in samples[rank] for value in burst]
-    return statistics.median(values) if values else None
+def _median(row: AnyRow, name: str, rank: int) -> float | None:
+    medians_us = row.medians_us.get(name, [])
+    return medians_us[rank] if rank < len(medians_us) else None

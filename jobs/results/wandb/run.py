@@ -1,43 +1,38 @@
-"""One W&B run, as far as the job uses it. The only module that imports wandb.
+"""A W&B run, and its start. The only module that imports wandb.
 
-Facts about wandb 0.31.0 that shape it, each met by a test:
+Behaviour of wandb 0.31.0 that shapes it, each covered by a test:
 
-- ``init`` keeps ``init_timeout``, and ``finish`` ``finish_timeout``, but neither where the service process is frozen;
-- a Table or an artifact asks the server before it is logged: a frozen server blocks that for a minute and more;
-- ``log`` holds a step back until the next one begins, unless told to commit;
-- error reports to W&B hold up the interpreter's exit for 20 s where the server is frozen.
+- ``init`` keeps ``init_timeout``, and ``finish`` keeps ``finish_timeout``, but not where the service process is frozen.
+- Logging a Table or an artifact asks the server first: a frozen server blocks it for a minute and more.
+- ``log`` holds a step back until the next one begins, unless ``commit`` is set.
+- Error reports to W&B delay the interpreter's exit by 20 s where the server is frozen.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.config.schema import WandbMode
-from jobs.records.row import Row
-from jobs.results.wandb import metrics, per_rank
+from jobs.config.choices import WandbMode
+from jobs.records.row import RowSummary
+from jobs.results.wandb import metrics, per_rank, service
 from jobs.results.wandb.bounded import call_within
 from jobs.results.wandb.charts import Chart
-from jobs.results.wandb.process import kill_services
 
 if TYPE_CHECKING:
     import wandb
 
-logger = logging.getLogger(__name__)
-
 # Beyond init_timeout, for a wandb that doesn't keep it.
 INIT_MARGIN_S = 5.0
-TEARDOWN_LIMIT_S = 5.0
+# For the service's end after a failed start: nothing is lost, and a job that is stopped here has 3 s.
 ABORT_LIMIT_S = 1.0
-# For a start that was given up to come to its end.
+# For the thread of a failed start to end.
 GIVEN_UP_LIMIT_S = 0.5
 _USER_HAS_DATA_DIR = "WANDB_DATA_DIR" in os.environ
 
@@ -48,7 +43,7 @@ class NoKeyError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What a run gets at its end."""
+    """Files and data that are logged at a run's end."""
 
     per_rank_lines: Sequence[Sequence[Any]]
     charts: Sequence[Chart]
@@ -57,52 +52,47 @@ class Files:
     journal: Path
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStarter:
-    """Starts the run, a second time if need be, and ends W&B's service process; waits for neither without a limit.
+    """Starts the run, as often as needed, within a limit."""
 
-    Args:
-      run_dir: the job's run directory; W&B's files go into ``wandb`` there.
-      key: API key; ``None``: what WANDB_API_KEY, netrc or W&B's own settings say.
-      init_timeout_s: limit for the server to accept the run.
-      upload_timeout_s: limit for the upload at the end.
-      init: what else ``wandb.init`` gets: project, config, ...
-    """
-
-    def __init__(
-        self, *, run_dir: Path, key: str | None, init_timeout_s: float, upload_timeout_s: float, init: Mapping[str, Any]
-    ) -> None:
-        self._folder = run_dir / "wandb"
-        self._limit_s = init_timeout_s + INIT_MARGIN_S
-        self._init = {**init, "dir": str(run_dir)}
-        self._key = key
-        self._init_timeout_s = init_timeout_s
-        self._upload_timeout_s = upload_timeout_s
+    run_dir: Path
+    """The job's run directory; W&B's files go into its folder ``wandb``."""
+    key: str | None = dataclasses.field(repr=False)
+    """API key; ``None``: that of WANDB_API_KEY, netrc or W&B's own settings."""
+    init_timeout_s: float
+    """Limit for the server to accept the run."""
+    upload_timeout_s: float
+    """Limit for the upload at the end."""
+    init: Mapping[str, Any]
+    """Further arguments of ``wandb.init``: project, config, ..."""
 
     def start(self, mode: WandbMode, *, run_id: str | None = None) -> WandbRun:
-        """A run that is online or offline, under a new id or an old one. If this raises, nothing of it is left.
+        """Start the run online or offline, under a new id or ``run_id``. A failed start leaves nothing behind.
 
         Raises:
           NoKeyError: online, and no key is configured.
-          TimeoutError: W&B doesn't keep its own limit.
-          Exception: whatever else W&B raises.
+          TimeoutError: W&B exceeded its own limit.
+          Exception: any other error of W&B's.
         """
-        before = set(self._folder.glob("*run-*"))
+        folder = self.run_dir / "wandb"
+        before = set(folder.glob("*run-*"))
         making = threading.Lock()
         try:
-            return WandbRun(call_within(self._limit_s, partial(self._start, mode, run_id, making)))
+            start = partial(self._start, mode, run_id, making)
+            return WandbRun(call_within(self.init_timeout_s + INIT_MARGIN_S, start))
         except BaseException:
-            # Held for good, or the thread that was left behind would still make the run.
+            # Never released: otherwise the abandoned thread would still make the run.
             making.acquire(timeout=GIVEN_UP_LIMIT_S)
-            # Nothing is lost with it, and a job that is stopped here has 3 s.
-            self.close(ABORT_LIMIT_S)
+            service.end(ABORT_LIMIT_S)
             # A later `wandb sync` would upload the empty run.
-            for path in set(self._folder.glob("*run-*")) - before:
+            for path in set(folder.glob("*run-*")) - before:
                 shutil.rmtree(path, ignore_errors=True)
             raise
 
     def _start(self, mode: WandbMode, run_id: str | None, making: threading.Lock) -> wandb.Run:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # Takes a second, and nothing comes of it.
+        # Outside the lock: the import takes a second and leaves nothing behind.
         import wandb  # noqa: F401
 
         with making:
@@ -114,87 +104,69 @@ class RunStarter:
 
         settings = self._wandb_settings()
         base_url = wandb.setup(settings).settings.base_url
-        # Not before setup(): that would take the key for one of W&B's own server, whatever WANDB_BASE_URL says.
-        settings.api_key = self._key
-        # init() would open a prompt on a terminal, and wandb.login(), which can be told not to, writes to the user's
-        # settings.
+        # After setup(), which would take the key for one of W&B's own server, whatever WANDB_BASE_URL says.
+        settings.api_key = self.key
+        # init() would prompt on a terminal; wandb.login(prompt=False) would write to the user's settings.
         if (
             mode is WandbMode.online
-            and not self._key
+            and not self.key
             and not wbauth.authenticate_session(host=base_url, source="init", prompt=False, update_session=False)
         ):
             raise NoKeyError("no API key: run `wandb login`, or set wandb.api_key_file or WANDB_API_KEY")
-        if mode is WandbMode.online:
-            return wandb.init(
-                **self._init, mode="online", id=run_id, resume="allow" if run_id else None, settings=settings
-            )
-        return wandb.init(**self._init, mode="offline", id=run_id, settings=settings)
+        options: dict[str, Any] = {**self.init, "dir": str(self.run_dir), "mode": mode.value, "id": run_id}
+        if mode is WandbMode.online and run_id:
+            options["resume"] = "allow"
+        return wandb.init(**options, settings=settings)
 
     def _wandb_settings(self) -> wandb.Settings:
         import wandb
 
         return wandb.Settings(
-            init_timeout=self._init_timeout_s,
-            finish_timeout=self._upload_timeout_s,
+            init_timeout=self.init_timeout_s,
+            finish_timeout=self.upload_timeout_s,
             finish_timeout_raises=True,
-            # Standard output is the job's table; the log names what went wrong.
+            # Standard output is the job's table; errors go to the log.
             silent=True,
             console="off",
-            # Not the process's global run: a dead one would be taken for the new one.
+            # Without this, init() returns the process's global run, even a dead one.
             reinit="create_new",
-            # The driver may share its host with ranks that are timed; they sample NVML themselves.
+            # The driver may share its host with ranks under measurement, which sample NVML themselves.
             x_disable_stats=True,
-            # Uploaded is what the run directory holds: no code, and no diff of a checkout.
+            # Upload neither code nor the checkout's diff.
             save_code=False,
             disable_code=True,
             disable_git=True,
             label_disable=True,
-            # A killed job keeps all but the last second, and `wandb leet` shows rows as they come; so does the server.
+            # A killed job loses at most a second, and rows show in `wandb leet` and on the server as they come.
             x_transaction_log_flush_interval=1.0,
             x_file_stream_transmit_interval=2.0,
         )
 
-    @staticmethod
-    def close(limit_s: float = TEARDOWN_LIMIT_S) -> None:
-        """End the service process; kill it if it hasn't ended after ``limit_s``."""
-        # A module that another thread still imports has none.
-        teardown = getattr(sys.modules.get("wandb"), "teardown", None)
-        if teardown is None:
-            return
-        try:
-            call_within(limit_s, teardown)
-        except TimeoutError:
-            kill_services()
-        except Exception as error:
-            logger.info("W&B's service was gone already: %s", error)
-            # That ended the first call early; the second one forgets the session's credentials.
-            call_within(limit_s, teardown)
-
 
 class WandbRun:
-    """A run that was started. Once the service has died, methods raise ``ConnectionError`` or wandb's own errors."""
+    """A started run. Once the service has died, methods raise ``ConnectionError`` or wandb's own errors."""
 
     def __init__(self, run: wandb.Run) -> None:
         self._run = run
         self.id: str = run.id
-        # run.dir is the folder of the run's files, inside the run's own.
+        # run.dir is the subfolder for the run's files.
         self.dir = Path(run.dir).absolute().parent
-        """What ``wandb leet`` and ``wandb sync`` take."""
+        """Directory for ``wandb leet`` and ``wandb sync``."""
         self.url: str | None = run.url
         self._defined: set[str] = set()
-        # Labels of a row: their curves would say nothing.
+        # Labels of a row have no meaningful curve.
         for name in ("case/*", "attempt", "island"):
             run.define_metric(name, hidden=True)
         run.define_metric("gpu/*", step_metric=metrics.STEP)
 
     def define_metrics(self, implementation: str) -> None:
-        """Let its interesting curves be drawn over the number of the case, and the rest be there when asked for."""
+        """Draw an implementation's main curves over the number of the case, and hide its others."""
         for metric in metrics.OF_IMPLEMENTATION:
             if metric.is_drawn:
                 self._run.define_metric(f"{implementation}/{metric.name}", step_metric=metrics.STEP)
         self._run.define_metric(f"{implementation}/*", step_metric=metrics.STEP, hidden=True)
 
-    def log_row(self, row: Row, step: int, case_number: int) -> None:
+    def log_row(self, row: RowSummary, step: int, case_number: int) -> None:
         """Log a row under the names of ``metrics``; a failed check also raises an alert."""
         if row.implementation not in self._defined:
             self._defined.add(row.implementation)
@@ -209,7 +181,7 @@ class WandbRun:
             )
 
     def add_tags(self, tags: Iterable[str]) -> None:
-        """Add those that the run doesn't have."""
+        """Add the tags that the run doesn't have yet."""
         known = self._run.tags or ()
         if new := [tag for tag in dict.fromkeys(tags) if tag not in known]:
             self._run.tags = (*known, *new)
@@ -218,7 +190,7 @@ class WandbRun:
         """Log tables, charts, pictures, and the journal as an artifact of type ``results``. May block for minutes."""
         import wandb
 
-        # The copies that an offline run uploads later belong to it, and not into a home that a container takes with it.
+        # Copies for a later upload stay in the run directory: a home may vanish with its container.
         if not _USER_HAS_DATA_DIR:
             os.environ["WANDB_DATA_DIR"] = str(self.dir.parent)
         media: dict[str, Any] = {}
@@ -232,7 +204,7 @@ class WandbRun:
             self._run.log(media, step=step, commit=True)
         if files.journal.exists():
             artifact = wandb.Artifact(f"results-{self.id}", type="results")
-            # immutable: taken from where it lies, not from a copy in the home directory.
+            # immutable: not copied to the home directory first.
             artifact.add_file(str(files.journal), policy="immutable")
             self._run.log_artifact(artifact)
 
@@ -244,7 +216,7 @@ class WandbRun:
         """End the run.
 
         Raises:
-          TimeoutError: the upload took longer than its limit; what is missing is in ``dir``.
+          TimeoutError: the upload exceeded its limit; ``dir`` has the rest.
         """
         self._run.finish(exit_code=exit_code)
 

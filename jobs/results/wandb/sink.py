@@ -1,67 +1,61 @@
-"""The job's one W&B run, owned by the driver. W&B never holds up or fails a job that has begun to measure."""
+"""The job's W&B run, owned by the driver. Once the job measures, W&B neither delays nor fails it."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import math
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobs.config.schema import WandbMode, WandbSettings
+from jobs.config.choices import WandbMode
+from jobs.config.schema import WandbSettings
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records.member import Member
-from jobs.records.row import Case, Row
+from jobs.records.row import RowSummary
 from jobs.results.disk.journal import JOURNAL_NAME
 from jobs.results.disk.json_safe import json_safe
-from jobs.results.wandb import metrics, per_rank
+from jobs.results.wandb import service
+from jobs.results.wandb.api_key import read_key_file
 from jobs.results.wandb.bounded import call_within
-from jobs.results.wandb.charts import charts
+from jobs.results.wandb.commands import browse_command, sync_command
+from jobs.results.wandb.logged_rows import LoggedRows
 from jobs.results.wandb.metrics import Scalar
-from jobs.results.wandb.process import browse_command, read_key_file, sync_command
-from jobs.results.wandb.run import Files, NoKeyError, RunStarter, WandbRun
+from jobs.results.wandb.run import NoKeyError, RunStarter, WandbRun
 
 logger = logging.getLogger(__name__)
 
-# For a row: where W&B's service hangs, what it doesn't read piles up, and after some dozen rows the next one waits.
+# For one row. Where W&B's service hangs, unread rows pile up, and after some dozen of them the next one blocks.
 ROW_LIMIT_S = 10.0
-# Shares of finish_timeout_s: for handing over the table and the artifact, and for the upload of everything.
+END_LIMIT_S = 5.0
+# Shares of finish_timeout_s for logging the files and for uploading everything.
 FILES_SHARE, UPLOAD_SHARE = 0.3, 0.6
-# W&B's rules.
-MAX_TAG_LENGTH, MAX_TABLE_LINES = 64, 10_000
+MAX_TAG_LENGTH = 64  # W&B's rule
 
 
 class WandbSink:
-    """The run in one of the modes, or nothing where W&B is disabled. Made by ``start``."""
+    """The run in one of the modes; does nothing where W&B is disabled. Made by ``start``."""
 
     def __init__(self, settings: WandbSettings, run_dir: Path, starter: RunStarter | None = None) -> None:
         self.mode = WandbMode.disabled
-        """As it is: online, offline or disabled."""
+        """Actual mode: online, offline or disabled."""
         self.fallback_reason: str | None = None
-        """Why ``auto`` isn't online although a key is configured."""
+        """Reason why ``auto`` isn't online although a key is configured."""
         self.complete = True
-        """Whether W&B took everything so far; the journal has what is missing."""
+        """True while W&B has taken everything; the journal has what is missing."""
         self.dir: Path | None = None
-        """Directory of the W&B run, absolute; ``None`` where there is none."""
+        """Directory of the W&B run, absolute; ``None`` without a run."""
         self.url: str | None = None
         self.run_id: str | None = None
-        """W&B's id of the run: what ``start`` takes to continue it."""
+        """W&B's id of the run; ``start`` takes it to continue the run."""
         self._finish_timeout_s = settings.finish_timeout_s
         self._run_dir = run_dir
         self._starter = starter
         self._run: WandbRun | None = None
-        # Without their samples, and with the tags that they bring.
-        self._rows: list[tuple[Row, list[str]]] = []
-        self._per_rank_lines: deque[list[Any]] = deque(maxlen=MAX_TABLE_LINES)
-        # The fastest row of each implementation; cases in the order of their numbers.
-        self._cases: dict[Case, dict[str, Row]] = {}
-        self._failed: set[Case] = set()
+        self._rows = LoggedRows()
         self._revived = False
 
     @classmethod
@@ -76,24 +70,23 @@ class WandbSink:
         name: str | None = None,
         run_id: str | None = None,
     ) -> WandbSink:
-        """Start the run. To be called before GPUs are reserved: it takes up to ``init_timeout_s`` and some seconds.
+        """Start the run. Call it before GPUs are reserved: it takes up to ``init_timeout_s`` and some seconds.
 
         ``auto`` is online where a key is configured (``api_key_file``, WANDB_API_KEY, netrc), else offline; WANDB_MODE
-        may turn it to offline or disabled. A key isn't written anywhere. ``run_id`` continues an earlier job's run,
-        whose rows ``replay`` takes. ``name`` is the run's where the config has none.
+        may turn it to offline or disabled. The key isn't written anywhere. ``run_id`` continues an earlier job's run;
+        ``replay`` takes its rows. ``name`` is the run's name where the config has none.
 
         Raises:
-          UsageError: the key's file can't be read, or a tag has no or too many characters.
-          InfrastructureError: ``online`` or ``offline`` was asked for and can't be had.
+          UsageError: the key's file can't be read, or a tag is empty or too long.
+          InfrastructureError: the config asks for ``online`` or ``offline``, and W&B can't start so.
         """
         mode = _wanted_mode(settings.mode)
         if mode is WandbMode.disabled:
             sink = cls(settings, run_dir)
             sink.run_id = run_id
             return sink
-        for tag in tags:
-            if not 1 <= len(tag) <= MAX_TAG_LENGTH:
-                raise UsageError(f"wandb.tags: {tag!r} must have 1 to {MAX_TAG_LENGTH} characters")
+        if bad := [tag for tag in tags if not 1 <= len(tag) <= MAX_TAG_LENGTH]:
+            raise UsageError(f"wandb.tags: {bad[0]!r} must have 1 to {MAX_TAG_LENGTH} characters")
         init = {"project": settings.project, "entity": settings.entity, "name": settings.name or name, "group": group}
         starter = RunStarter(
             run_dir=run_dir,
@@ -109,29 +102,27 @@ class WandbSink:
             sink._open(WandbMode.offline, run_id, fatal=mode is WandbMode.offline)
         return sink
 
-    def log_row(self, row: Row, members: Sequence[Member]) -> None:
-        """Log a row as the next step, under the names of ``metrics``; a failed check also raises an alert."""
+    def log_row(self, row: RowSummary, members: Sequence[Member]) -> None:
+        """Log a row as the next step, under the names of ``metrics``; a failed check also raises an alert.
+
+        Raises nothing: a problem is logged, and ``complete`` becomes false.
+        """
         if self._starter is None:
             return
-        if row.samples_us:
-            self._per_rank_lines += per_rank.lines(row, members)
-        # These take far more memory than all the rest, and the journal has them.
-        row = dataclasses.replace(row, samples_us={}, timeline=[])
-        self._rows.append((row, metrics.tags(row, members)))
-        if self._run is None:
-            return
         try:
-            self._hand_over(self._run, len(self._rows) - 1)
+            self._rows.add(row, members)
+            if self._run is not None:
+                call_within(ROW_LIMIT_S, partial(self._rows.log, self._run, len(self._rows) - 1))
         except (ConnectionError, TimeoutError) as error:
             self._revive(error)
         except Exception as error:
-            self._note(f"a row was not logged: {_told(error)}")
+            self._note(f"a row was not logged: {_brief(error)}")
 
-    def replay(self, rows: Sequence[tuple[Row, Sequence[Member]]]) -> None:
-        """Log the rows of the job that this one continues: what of them W&B got is overwritten by the same.
+    def replay(self, rows: Sequence[tuple[RowSummary, Sequence[Member]]]) -> None:
+        """Log the rows of the job that this one continues; the same rows overwrite those that W&B has.
 
-        An offline run is then whole in its new folder, and the earlier job's folders of it are removed: ``wandb sync``
-        would upload the rows twice.
+        An offline run is then complete in its new folder. The earlier job's folders of it are removed, because ``wandb
+        sync`` would upload the rows twice.
         """
         for row, members in rows:
             self.log_row(row, members)
@@ -151,111 +142,93 @@ class WandbSink:
     ) -> None:
         """End the run with tables, charts, pictures, the journal as an artifact, and the job's end in the summary.
 
-        ``more`` goes into the summary as well; ``pictures`` are PNG files with their captions.
-
-        Takes up to ``finish_timeout_s`` and some seconds; what W&B hasn't got by then stays on disk. Raises nothing: a
-        problem is logged, and ``complete`` is false.
+        ``more`` goes into the summary, too; ``pictures`` are PNG files with their captions.
+        Takes up to ``finish_timeout_s`` and some seconds; what W&B hasn't taken by then stays on disk. Raises nothing:
+        a problem is logged, and ``complete`` becomes false.
         """
         if self._run is None or self._starter is None:
             return
         end = {"status": status, "exit_code": exit_code, **(more or {})}
+        deadline_s = time.monotonic() + self._finish_timeout_s
         try:
             try:
-                self._conclude(self._run, end, pictures or {})
+                self._conclude(self._run, end, pictures or {}, deadline_s)
             except TimeoutError:
                 raise
             except Exception as error:
-                # `ray job stop` signals all descendants of the driver: W&B's service dies of it at once.
+                # `ray job stop` signals all descendants of the driver, and W&B's service dies of it at once.
                 self._revive(error)
                 if self._run is not None:
-                    self._conclude(self._run, end, pictures or {})
+                    self._conclude(self._run, end, pictures or {}, deadline_s)
         except Exception as error:
-            self._note(f"the run is not finished: {_told(error)}")
+            self._note(f"the run is not finished: {_brief(error)}")
         finally:
             self._run = None
-            self._starter.close()
+            if not service.end(END_LIMIT_S):
+                self._note("its service had to be killed")
 
     def browse_lines(self) -> list[str]:
-        """Where the run is and how to look at it: for the end of the output."""
+        """Lines for the end of the output: where the run is, and the commands to look at it."""
         if self.dir is None:
             return []
         lines = [f"# W&B     : {self.mode.value}, {self.url or self.dir}"]
-        if self.mode is WandbMode.offline:
-            lines.append(f"#   browse : {browse_command(self.dir)}")
-        if self.mode is WandbMode.offline or not self.complete:
-            lines.append(f"#   sync   : {sync_command(self.dir)}")
-        return lines
+        is_offline = self.mode is WandbMode.offline
+        lines += [f"#   browse : {browse_command(self.dir)}"] if is_offline else []
+        return lines + ([f"#   sync   : {sync_command(self.dir)}"] if is_offline or not self.complete else [])
 
     def _open(self, mode: WandbMode, run_id: str | None, *, fatal: bool) -> None:
-        """Start the run in ``mode``; where that fails and isn't fatal, the sink is left without one, loudly."""
+        """Start the run in ``mode``. A failure that isn't fatal is logged and leaves the sink without a run."""
         assert self._starter is not None
         try:
             self._take(self._starter.start(mode, run_id=run_id), mode)
-        except NoKeyError as error:
-            if fatal:
-                raise InfrastructureError(f"wandb.mode={mode.value}: {error}") from error
         except Exception as error:
+            without_key = isinstance(error, NoKeyError)
+            reason = str(error) if without_key else _brief(error)
             if fatal:
-                raise InfrastructureError(f"wandb.mode={mode.value}: {_told(error)}") from error
-            self.fallback_reason = _told(error)
-            logger.warning("W&B can't be %s and falls back to offline: %s", mode.value, self.fallback_reason)
+                raise InfrastructureError(f"wandb.mode={mode.value}: {reason}") from error
+            if mode is WandbMode.offline:
+                self._note(f"it can't be offline either: {reason}")
+            elif not without_key:
+                self.fallback_reason = reason
+                logger.warning("W&B can't be online and falls back to offline: %s", reason)
 
     def _take(self, run: WandbRun, mode: WandbMode) -> None:
         self._run, self.mode, self.dir, self.url, self.run_id = run, mode, run.dir, run.url, run.id
         logger.info("W&B is %s: %s", mode.value, run.url or run.dir)
 
-    def _hand_over(self, run: WandbRun, step: int) -> None:
-        """Give ``run`` the row that is its step ``step``; ``TimeoutError`` where it doesn't take it."""
-        call_within(ROW_LIMIT_S, partial(self._log, run, step))
-
-    def _log(self, run: WandbRun, step: int) -> None:
-        row, tags = self._rows[step]
-        of_case = self._cases.setdefault(row.case, {})
-        known = of_case.get(row.implementation)
-        if known is None or _time_us(row) <= _time_us(known):
-            of_case[row.implementation] = row
-        if row.failed:
-            self._failed.add(row.case)
-        run.add_tags(tags)
-        run.log_row(row, step, 1 + list(self._cases).index(row.case))
-        # Islands have the same cases each.
-        if row.island is None:
-            run.summarize(metrics.case_summary(of_case, passed=row.case not in self._failed))
-
-    def _conclude(self, run: WandbRun, end: Mapping[str, Any], pictures: Mapping[Path, str]) -> None:
-        """What ``finish`` does, each part within its limit; after a timeout the part is left behind in its thread."""
-        deadline_s = time.monotonic() + self._finish_timeout_s
-        num_failed = sum(row.failed for row, _ in self._rows)
-        summary = {**end, "rows": len(self._rows), "failed_checks": num_failed}
-        call_within(self._finish_timeout_s, lambda: run.summarize(summary))
+    def _conclude(self, run: WandbRun, end: Mapping[str, Any], pictures: Mapping[Path, str], deadline_s: float) -> None:
+        """Do what ``finish`` promises, each part within its limit; a part that times out goes on in its thread."""
+        summary = {**end, "rows": len(self._rows), "failed_checks": self._rows.num_failed}
+        call_within(deadline_s - time.monotonic(), lambda: run.summarize(summary))
         try:
-            shown = charts(self._cases, [row for row, _ in self._rows], list(self._per_rank_lines))
-            files = Files(list(self._per_rank_lines), shown, pictures, self._run_dir / JOURNAL_NAME)
-            call_within(self._finish_timeout_s * FILES_SHARE, lambda: run.log_files(files, len(self._rows)))
+            files = self._rows.files(pictures, self._run_dir / JOURNAL_NAME)
+            limit_s = min(self._finish_timeout_s * FILES_SHARE, deadline_s - time.monotonic())
+            call_within(limit_s, lambda: run.log_files(files, len(self._rows)))
         except ConnectionError:
             raise
         except Exception as error:
-            self._note(f"tables, pictures and the journal are not in the run: {_told(error)}")
+            self._note(f"tables, pictures and the journal are not in the run: {_brief(error)}")
         call_within(deadline_s - time.monotonic(), lambda: run.finish(end["exit_code"]))
 
     def _revive(self, error: Exception) -> None:
-        """Once W&B's service has died, or hangs: make the run again, under its id and from the rows."""
+        """After W&B's service died or hung, make the run again, once: under its id, from the rows."""
         old, self._run = self._run, None
         assert old is not None
         assert self._starter is not None
-        self._starter.close()
+        service.end(END_LIMIT_S)
         if self._revived:
-            self._note(f"its service was lost again: {_told(error)}")
+            self._note(f"its service was lost again: {_brief(error)}")
             return
         self._revived = True
         try:
             run = self._starter.start(self.mode, run_id=old.id)
             for step in range(len(self._rows)):
-                self._hand_over(run, step)
+                call_within(ROW_LIMIT_S, partial(self._rows.log, run, step))
         except Exception as again:
-            self._note(f"its service was lost and can't be started again: {_told(again)}")
+            service.end(END_LIMIT_S)
+            self._note(f"its service was lost and can't be started again: {_brief(again)}")
             return
-        logger.info("W&B's service was lost (%s); the run was made again from the rows", _told(error))
+        logger.info("W&B's service was lost (%s); the run was made again from the rows", _brief(error))
         self._take(run, self.mode)
         if old.dir != run.dir:
             shutil.rmtree(old.dir, ignore_errors=True)
@@ -272,10 +245,6 @@ def _wanted_mode(mode: WandbMode) -> WandbMode:
     return mode
 
 
-def _time_us(row: Row) -> float:
-    return math.inf if row.headline_us is None else row.headline_us
-
-
-def _told(error: BaseException) -> str:
-    """Kind and first line of an error; the rest is advice for users of wandb's own API."""
+def _brief(error: BaseException) -> str:
+    """Type and first line of an error; the rest is advice for users of wandb's own API."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -5,7 +5,10 @@ import json
 
 import numpy as np
 
-from jobs.records.row import Case, Check, Row, Spread
+from jobs.records.case import Case
+from jobs.records.check import Check
+from jobs.records.row import Row
+from jobs.records.statistics import Spread
 from jobs.results.disk.json_safe import json_safe
 
 PASSED = Check(
@@ -70,7 +73,7 @@ def without_time(reference, *, check=None, reason=None):
 def write_run(folder, rows, *, environment=ENVIRONMENT, chain_length=16):
     """A run directory as a job leaves it."""
     folder.mkdir(parents=True)
-    lines = [json.dumps(json_safe(row.to_json())) + "\n" for row in rows]
+    lines = [json.dumps(json_safe(row)) + "\n" for row in rows]
     (folder / "results.jsonl").write_text("".join(lines))
     if environment is not None:
         (folder / "environment.json").write_text(json.dumps(environment))

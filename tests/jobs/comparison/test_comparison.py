@@ -212,9 +212,9 @@ def test_few_runs_on_gpus_are_judged_by_an_assumed_scatter_and_it_is_said(tmp_pa
     found = compared(tmp_path / "gpu", [[measured(100)]], [[measured(150)]])
     assert [r.verdict for r in found.rows] == [Verdict.slower]
     assert any("fewer than 3 runs" in line and "3 % is assumed" in line for line in found.explanation)
-    told = compared(tmp_path / "told", [[measured(100)]], [[measured(150)]], spread=0.5)
-    assert [r.verdict for r in told.rows] == [Verdict.too_few_runs]
-    assert any("50 % is assumed" in line for line in told.explanation)
+    given = compared(tmp_path / "given", [[measured(100)]], [[measured(150)]], spread=0.5)
+    assert [r.verdict for r in given.rows] == [Verdict.too_few_runs]
+    assert any("50 % is assumed" in line for line in given.explanation)
     many = compared(tmp_path / "many", [[measured(100 + i)] for i in range(3)], [[measured(150 + i)] for i in range(3)])
     assert not any("assumed" in line for line in many.explanation)
 
@@ -226,7 +226,7 @@ def test_of_few_runs_on_cpus_or_unknown_devices_nothing_is_assumed(tmp_path, env
     found = compare(base, new, metric="in_graph_us", fail_over=0.03)
     assert [r.verdict for r in found.rows] == [Verdict.too_few_runs]
     assert found.regressions == []
-    assert any("nothing can be told" in line for line in found.explanation)
+    assert any("no verdict is possible" in line for line in found.explanation)
     assert any("no environment.json" in line for line in found.warnings) == (environment is None)
 
 
@@ -269,7 +269,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         (tmp_path / "nowhere", "no such run directory or journal"),
         (nothing, "BASE=.*/nothing holds neither a results.jsonl nor folders with one"),
         (empty, "holds no row"),
-        (broken, "its environment.json isn't one of jobs.bench"),
+        (broken, "environment.json: not of a job"),
         (unreadable, "its config.yaml isn't one of jobs.bench"),
         (old, "old/results.jsonl:2: not a row .*version=0 of a row must be"),
     ]:

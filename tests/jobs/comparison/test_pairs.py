@@ -18,8 +18,6 @@ from tests.paths import DATA
 FOLDER = DATA / "pairs_2xH200"
 METRICS = ("in_graph_us", "kernel_us", "call_us")
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER.name} hasn't been recorded yet")
-
 
 @pytest.fixture(scope="module")
 def pairs():
@@ -70,8 +68,8 @@ def test_the_smallest_visible_difference(pairs, num_runs, percent, capsys):
     groups = [pairs[i : i + num_runs] for i in range(0, len(pairs), num_runs)]
     visible = [smallest_visible(compare(*sides(group), metric="in_graph_us")) for group in groups]
     with capsys.disabled():
-        told = f"a difference of {100 * np.median(visible):.1f} % shows (median of {len(visible)})"
-        print(f"\n{len(groups[0])} a side: {told}")
+        shown = f"a difference of {100 * np.median(visible):.1f} % shows (median of {len(visible)})"
+        print(f"\n{len(groups[0])} a side: {shown}")
     assert 100 * np.median(visible) <= percent
 
 

@@ -5,7 +5,7 @@ import pytest
 from jobs.config.problem import expand, resolve_problem
 from jobs.config.schema import LayerSettings, ProblemSettings
 from jobs.errors import UsageError
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 
 def test_llama3_is_ten_cases_whose_columns_the_ranks_share():

@@ -2,9 +2,14 @@ import dataclasses
 
 import pytest
 
-from jobs.config.resume import MAY_CHANGE, continued
-from jobs.config.schema import ClusterSettings, Implementation, KernelSettings, ProblemSettings, Settings, WandbMode
+from jobs.config.choices import Implementation, WandbMode
+from jobs.config.options import leaves
+from jobs.config.resume import continued
+from jobs.config.rules import recorded_settings
+from jobs.config.schema import ClusterSettings, KernelSettings, ProblemSettings, Settings
 from jobs.errors import UsageError
+from jobs.records.environment import Environment
+from jobs.results.disk.recorded_run import read_environment
 from jobs.results.disk.run_dir import RunDir
 
 
@@ -62,16 +67,32 @@ def test_where_it_runs_may_change(stored):
     assert stored.cluster.address is None
 
 
-def test_what_may_change_are_options():
-    for option in MAY_CHANGE:
-        group, name = option.split(".")
-        assert hasattr(getattr(Settings(), group), name)
+def test_what_may_change_is_no_part_of_a_row():
+    may_change = {name for name, field, _ in leaves(Settings()) if field.metadata.get("may_change")}
+    timeouts = {f"cluster.{name}_timeout_s" for name in ("connect", "placement", "setup", "step", "stall", "heartbeat")}
+    wandb = {f"wandb.{name}" for name in ("mode", "api_key_file", "init_timeout_s", "finish_timeout_s")}
+    cluster = {"cluster.mode", "cluster.address", "cluster.max_restarts"}
+    assert may_change == timeouts | wandb | cluster | {"results.report", "results.columns", "resume"}
+
+
+def test_the_rows_of_the_earlier_job_decide_the_number_of_ranks(stored):
+    everything = dataclasses.replace(stored, cluster=ClusterSettings())
+    assert continued(everything, given(everything), [], num_ranks=3).cluster.num_ranks == 3
 
 
 def test_config_comes_back_as_it_was(stored, tmp_path):
     run_dir = RunDir.create(str(tmp_path), submission_id=None)
     run_dir.write_config(stored)
-    assert RunDir.reopen(str(tmp_path), submission_id=None).read_config() == stored
+    assert recorded_settings(RunDir.reopen(str(tmp_path), submission_id=None).config_path) == stored
+
+
+def test_a_recorded_config_may_have_the_old_names_of_options(stored, tmp_path):
+    run_dir = RunDir.create(str(tmp_path), submission_id=None)
+    stored.cluster.link_gbytes_per_s = 100.0
+    run_dir.write_config(stored)
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("link_gbytes_per_s", "link_gbps").replace("nic_gbytes_per_s", "nic_gbps"))
+    assert recorded_settings(run_dir.config_path) == stored
 
 
 def test_unknown_option_of_another_version_is_named(stored, tmp_path):
@@ -80,11 +101,11 @@ def test_unknown_option_of_another_version_is_named(stored, tmp_path):
     with (tmp_path / "config.yaml").open("a") as file:
         file.write("\nspeed: 11\n")
     with pytest.raises(UsageError, match=r"config.yaml: speed is no option"):
-        run_dir.read_config()
+        recorded_settings(run_dir.config_path)
 
 
 def test_environment_of_a_job_that_never_began(tmp_path):
-    assert RunDir.create(str(tmp_path), submission_id=None).read_environment() == {}
+    assert read_environment(tmp_path) == Environment()
 
 
 def test_no_run_directory_is_refused(tmp_path):

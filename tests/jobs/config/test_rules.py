@@ -1,21 +1,12 @@
 """Composed configs: what Hydra users expect works, and every mistake names its option."""
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from jobs.config import schema as settings
-from jobs.config.problem import config_dir
-from jobs.config.rules import to_settings
-from jobs.config.schema import Fault, Implementation, WandbMode, kernel_config
+from jobs.config.choices import Fault, Implementation, WandbMode
 from jobs.errors import UsageError
-
-settings.register()
-
-
-def composed(*overrides):
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return to_settings(compose("config", overrides=list(overrides)))
+from tests.jobs.composed import composed
 
 
 def test_the_defaults_are_valid():
@@ -29,8 +20,8 @@ def test_the_defaults_are_valid():
 def test_groups_and_dotted_overrides():
     got = composed("problem=llama3", "kernel=mosaic_gpu", "kernel.tile_m=64", "kernel.wg_dimension=M", "wandb=disabled")
     assert len(got.problem.layers) == 4
-    assert kernel_config(got.kernel)["tile_m"] == 64
-    assert kernel_config(got.kernel)["wg_dimension"].name == "M"
+    assert got.kernel.config["tile_m"] == 64
+    assert got.kernel.config["wg_dimension"].name == "M"
     assert got.wandb.mode is WandbMode.disabled
 
 
@@ -72,6 +63,8 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
         (["kernel=ppermute_two_level", "kernel.tile_m=64"], r"implementation=ppermute_two_level takes no config"),
         (["cluster.nic_gbytes_per_s=0"], r"cluster.nic_gbytes_per_s=0.0 must be greater than 0"),
         (["cluster.nics_per_host=-1"], r"cluster.nics_per_host=-1 must be greater than 0"),
+        (["+cluster.link_gbps=450"], r"cluster.link_gbps is now called cluster.link_gbytes_per_s: its unit is GB/s"),
+        (["+cluster.nic_gbps=50"], r"cluster.nic_gbps is now called cluster.nic_gbytes_per_s: its unit is GB/s"),
         (["kernel=ppermute", "kernel.num_chunks=0"], r"kernel.num_chunks=0 must be at least 1"),
         (["kernel=ppermute", "kernel.tile_m=64"], r"kernel.implementation=ppermute has no such option"),
         (["tuning.round_size=1"], r"tuning.round_size=1 must be at least 2"),
@@ -84,6 +77,7 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
         (["tuning.min_gain=1"], r"tuning.min_gain=1.0 must be in \[0, 1\)"),
         (["tuning.max_candidates=0"], r"tuning.max_candidates=0 must be greater than 0"),
         (["kernel.tile_m=100"], r"kernel.tile_m=100 must be a multiple of 64"),
+        (["kernel.tile_m=192", "kernel.tile_n=256", "kernel.epi_tile_n=128"], r"kernel.*accumulator registers"),
         (["kernel.max_concurrent_steps=9"], r"kernel.*bytes of shared memory a block; the limit is"),
     ],
 )

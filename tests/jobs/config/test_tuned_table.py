@@ -9,31 +9,22 @@ import time
 
 import pytest
 
-from cmkernel import PpermuteConfig, Table
-from cmkernel.tuned import Entry, Shape
+from cmkernel import Table
 from jobs.config.tuned_table import add_entry
 from jobs.errors import InfrastructureError, UsageError
+from tests.jobs.config.tuned_entry import ENTRY
 
-ENTRY = Entry(
-    shape=Shape(device_kind="cpu", num_ranks=2, m_shard=64, k=256, n_shard=256, dtype="bfloat16"),
-    implementation="ppermute",
-    config=PpermuteConfig(num_chunks=2),
-    us=100.0,
-    heuristic_us=110.0,
-    date="2026-11-30",
-    jax="0.11.2",
-)
 NUM_WRITERS, NUM_ENTRIES = 4, 20
 WRITER = """
 import dataclasses, sys
 from pathlib import Path
 from jobs.config.tuned_table import add_entry
-from tests.jobs.config.test_tuned_table import ENTRY, NUM_ENTRIES
+from tests.jobs.config.tuned_entry import ENTRY
 
-path, writer = Path(sys.argv[1]), int(sys.argv[2])
+path, writer, num_entries = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()
-for number in range(NUM_ENTRIES):
+for number in range(num_entries):
     shape = dataclasses.replace(ENTRY.shape, m_shard=1 + writer, k=1 + number)
     add_entry("tuning.table", path, dataclasses.replace(ENTRY, shape=shape))
 """
@@ -43,7 +34,7 @@ def test_no_entry_is_lost_where_several_processes_add_to_one_table(tmp_path):
     path = tmp_path / "tuned.jsonl"
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(number)],
+            [sys.executable, "-c", WRITER, str(path), str(number), str(NUM_ENTRIES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,11 +1,16 @@
 """NVLink domains: which one a rank is in, and what a job may run over several."""
 
 import dataclasses
+import types
 
 import pytest
 
-from jobs.config.schema import Implementation, KernelSettings, Settings, TimingSettings
-from jobs.driver.domains import settle_implementation
+import cmkernel
+from jobs.config.choices import Implementation
+from jobs.config.schema import ClusterSettings, KernelSettings, Settings, TimingSettings
+from jobs.driver.domains import fit_requests
+from jobs.driver.plan import requests_of
+from jobs.driver.ranks import Ranks
 from jobs.errors import UsageError
 from jobs.gang.messages import Place
 from jobs.records.member import Member
@@ -60,15 +65,20 @@ def members(*domains, on_gpus=True):
     ]
 
 
-def settings(implementation, *baselines):
-    kernel = KernelSettings(implementation=implementation)
-    return Settings(kernel=kernel, timing=TimingSettings(baselines=list(baselines)))
+def fit(implementation, ranks, *baselines, **kernel):
+    """Requests of these ranks, and why they aren't those of the config."""
+    kernel = KernelSettings(implementation=implementation, **kernel)
+    settings = Settings(kernel=kernel, timing=TimingSettings(baselines=list(baselines)))
+    gang = types.SimpleNamespace(members=tuple(ranks))
+    requests = requests_of(settings)
+    found, why = fit_requests(requests, Ranks(gang, ClusterSettings()))
+    return list(requests), found, why
 
 
 @pytest.mark.parametrize("implementation", [Implementation.mosaic_gpu, Implementation.mosaic_gpu_simple])
 def test_a_named_kernel_over_several_domains_is_refused(implementation):
     with pytest.raises(UsageError) as refused:
-        settle_implementation(settings(implementation), members(1, 1, 2, 2, 2))
+        fit(implementation, members(1, 1, 2, 2, 2))
     assert str(refused.value) == (
         f"kernel.implementation={implementation.value} needs all ranks in one NVLink domain; outside that of rank 2 on "
         "host2 (pid 12): rank 0 on host1 (pid 10), rank 1 on host1 (pid 11); use kernel=ppermute, or fewer ranks "
@@ -78,21 +88,22 @@ def test_a_named_kernel_over_several_domains_is_refused(implementation):
 
 def test_so_is_a_baseline():
     with pytest.raises(UsageError, match=r"timing.baselines=\['xla', 'mosaic_gpu'\]: mosaic_gpu needs all ranks"):
-        settle_implementation(settings(Implementation.ppermute, "xla", "mosaic_gpu"), members(1, 2))
+        fit(Implementation.ppermute, members(1, 2), "xla", "mosaic_gpu")
 
 
 def test_the_list_of_ranks_is_cut_short():
     with pytest.raises(UsageError, match=r"rank 1 on host2 \(pid 11\), .* and 23 more; use"):
-        settle_implementation(settings(Implementation.mosaic_gpu), members(1, *range(2, 33)))
+        fit(Implementation.mosaic_gpu, members(1, *range(2, 33)))
 
 
 def test_auto_takes_what_runs_over_several_domains():
-    wanted = settings(Implementation.auto, "xla")
-    wanted.kernel.tile_m = 64
-    found, why = settle_implementation(wanted, members(1, 1, 2))
-    assert found.kernel == KernelSettings(implementation=Implementation.ppermute), "without tiles, which it hasn't"
-    assert dataclasses.replace(found, kernel=wanted.kernel) == wanted
+    _, found, why = fit(Implementation.auto, members(1, 1, 2), "xla", "ppermute", tile_m=64)
+    assert [(r.requested, r.implementation, r.config) for r in found] == [
+        ("ppermute", "ppermute", {}),
+        ("baseline", "xla", {}),
+    ], "without tiles, which it hasn't, and one row for it"
     assert "auto takes ppermute: mosaic_gpu needs all ranks in one NVLink domain; outside" in why
+    assert why.endswith("; kernel.tile_m: of mosaic_gpu, so ppermute runs without")
 
 
 @pytest.mark.parametrize(
@@ -108,12 +119,14 @@ def test_auto_takes_what_runs_over_several_domains():
     ],
 )
 def test_all_else_stays(implementation, ranks):
-    wanted = settings(implementation, "local")
-    assert settle_implementation(wanted, ranks) == (wanted, None)
+    requests, found, why = fit(implementation, ranks, "local")
+    assert found == requests
+    assert why is None
 
 
-def test_auto_keeps_its_table_and_says_which_options_it_loses():
-    kernel = KernelSettings(tile_n=128, table="tuned.jsonl")
-    settled, reason = settle_implementation(Settings(kernel=kernel), members(1, 1, 2))
-    assert settled.kernel == KernelSettings(implementation=Implementation.ppermute, table="tuned.jsonl")
-    assert reason.endswith("; kernel.tile_n: of mosaic_gpu, so ppermute runs without")
+def test_auto_keeps_its_table():
+    table = cmkernel.Table(())
+    target = dataclasses.replace(requests_of(Settings())[0], table=table)
+    gang = types.SimpleNamespace(members=tuple(members(1, 1, 2)))
+    (ring,), _ = fit_requests([target], Ranks(gang, ClusterSettings()))
+    assert ring.table is table

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jobs.config.schema import WandbMode, WandbSettings
+from jobs.config.choices import WandbMode
+from jobs.config.schema import WandbSettings
 from jobs.driver.ledger import Ledger
 from jobs.driver.outcome import Outcome
 from jobs.results.analysis.standings import standings
@@ -21,7 +22,7 @@ from jobs.results.terminal.progress import Progress
 from jobs.results.terminal.steps import Step
 from jobs.results.wandb.sink import WandbSink
 from tests.jobs.comparison.simulated_runs import row
-from tests.jobs.results.wandb.test_sink import inspect
+from tests.jobs.results.wandb.leet import inspect
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.config.schema import WandbMode, WandbSettings
+from jobs.config.choices import WandbMode
+from jobs.config.schema import WandbSettings
 from jobs.driver.ledger import Ledger
 from jobs.driver.outcome import Outcome
 from jobs.errors import JobStopped
@@ -16,7 +17,7 @@ from jobs.results.terminal.progress import Progress
 from jobs.results.wandb.sink import WandbSink
 from jobs.signals import stop_on_signals
 from tests.jobs.comparison.simulated_runs import row
-from tests.jobs.results.wandb.test_sink import inspect
+from tests.jobs.results.wandb.leet import inspect
 
 
 class StoppedJournal(Journal):

@@ -8,7 +8,7 @@ from jobs.config.problem import expand
 from jobs.driver.preflight import refuse_unsupported
 from jobs.errors import UsageError
 from jobs.gang.shape import Node
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 
 def refuse(*overrides, num_gpus, accelerator=None):

@@ -1,22 +1,30 @@
 """What can be told of a tuning without a gang: its options, and which rounds are complete."""
 
 import dataclasses
-import json
 
 import pytest
 
-from jobs.driver.benchmark import Benchmark
-from jobs.driver.candidate import LOST, complete_rounds, done_with, handicap, relative
-from jobs.driver.tuner import Tuner
+from jobs.driver.benchmark import BENCH
+from jobs.driver.candidate import LOST, configs_done
+from jobs.driver.naming import Naming
+from jobs.driver.opening import open_job
+from jobs.driver.tuner import TUNE
 from jobs.errors import UsageError
-from tests.jobs.config.test_rules import composed
+from jobs.results.analysis.rounds import complete_rounds, ranking_score, relative
+from tests.jobs.composed import composed, composed_config
 from tests.jobs.run_rows import article_rows, not_run
 
 ROW = article_rows()[0]
 
 
 def rows_of(*requested):
-    return [dataclasses.replace(ROW, requested=f"tune:{name}") for name in requested]
+    return [dataclasses.replace(ROW, requested=f"tune:{name}").summary() for name in requested]
+
+
+def opened(folder, *overrides, kind=TUNE, submission=None):
+    """The job of these overrides in a run directory of its own."""
+    naming = Naming(overrides=overrides, point=None, multirun=None, submission=submission, env_set="{}")
+    return open_job(composed_config(*overrides, f"run_dir={folder / 'run'}"), kind, naming)
 
 
 @pytest.mark.parametrize(
@@ -36,43 +44,42 @@ def rows_of(*requested):
 )
 def test_what_cannot_be_tuned_is_refused(overrides, message, tmp_path):
     with pytest.raises(UsageError, match=message):
-        Tuner.settle(composed(*overrides), tmp_path)
+        opened(tmp_path, *overrides)
 
 
 def test_the_table_is_in_the_run_directory_unless_it_is_named(tmp_path):
-    given = composed()
-    assert Tuner.settle(given, tmp_path).tuning.table == str(tmp_path / "tuned.jsonl")
-    assert given.tuning.table is None
-    named = composed(f"tuning.table={tmp_path / 'mine.jsonl'}")
-    assert Tuner.settle(named, tmp_path / "run").tuning.table == str(tmp_path / "mine.jsonl")
+    assert opened(tmp_path).settings.tuning.table == str(tmp_path / "run" / "tuned.jsonl")
+    mine = tmp_path / "mine.jsonl"
+    assert opened(tmp_path, f"tuning.table={mine}").settings.tuning.table == str(mine)
 
 
-def test_a_table_is_not_left_in_the_working_directory_of_a_submitted_job(monkeypatch, tmp_path):
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}}))
+def test_a_table_is_not_left_in_the_working_directory_of_a_submitted_job(tmp_path):
     with pytest.raises(UsageError, match=r"tuning.table=mine.jsonl must be absolute: a submitted job's working"):
-        Tuner.settle(composed("tuning.table=mine.jsonl"), tmp_path)
-    assert Tuner.settle(composed(), tmp_path).tuning.table == str(tmp_path / "tuned.jsonl")
+        opened(tmp_path, "tuning.table=mine.jsonl", submission="raysubmit_1")
+    assert opened(tmp_path, submission="raysubmit_1").settings.tuning.table == str(tmp_path / "run" / "tuned.jsonl")
 
 
 def test_a_resumed_job_reads_the_same_table_wherever_it_is_started(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    given = composed("kernel.table=mine.jsonl")
-    for kind in (Benchmark, Tuner):
-        assert kind.settle(given, tmp_path).kernel.table == str(tmp_path / "mine.jsonl")
-        assert kind.settle(composed(), tmp_path).kernel.table is None
+    (tmp_path / "mine.jsonl").touch()
+    for kind in (BENCH, TUNE):
+        job = opened(tmp_path, "kernel.table=mine.jsonl", kind=kind)
+        assert job.settings.kernel.table == str(tmp_path / "mine.jsonl")
+        assert job.table.entries == ()
+        assert opened(tmp_path, kind=kind).settings.kernel.table is None
 
 
 def test_a_table_that_would_be_overwritten_unread_is_refused(tmp_path):
     path = tmp_path / "tuned.jsonl"
     path.write_text("{}\n")
     with pytest.raises(UsageError, match=r"tuning.table=.*tuned.jsonl:1: no entry of a table"):
-        Tuner.settle(composed(f"tuning.table={path}"), tmp_path / "run")
+        opened(tmp_path, f"tuning.table={path}")
 
 
 def test_the_defaults_fit_beside_each_other(tmp_path):
-    assert Tuner.settle(composed("tuning.round_size=9"), tmp_path).tuning.round_size == 9
+    assert opened(tmp_path, "tuning.round_size=9").settings.tuning.round_size == 9
     with pytest.raises(UsageError, match="at most 9 do"):
-        Tuner.settle(composed("tuning.round_size=10"), tmp_path)
+        opened(tmp_path, "tuning.round_size=10")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_the_defaults_fit_beside_each_other(tmp_path):
     ],
 )
 def test_a_case_is_finished_with_its_last_round(requested, finished):
-    unfinished = Tuner.unfinished(composed(), [ROW.case], rows_of(*requested))
+    unfinished = TUNE.unfinished(composed(), [ROW.case], rows_of(*requested))
     assert unfinished == ([] if finished else [ROW.case])
 
 
@@ -107,17 +114,17 @@ def test_rows_of_an_earlier_gang_are_no_part_of_the_round_that_was_measured_agai
 def test_a_config_that_a_gang_was_lost_with_is_not_tried_again():
     one, two, three = ({"tile_n": tile_n} for tile_n in (64, 128, 192))
     rows = [dataclasses.replace(row, config=one) for row in rows_of("1/2", "1/2:heuristic")]
-    lost = dataclasses.replace(not_run(ROW, f"{LOST}: no progress"), requested="tune:2/2", config=two)
+    lost = dataclasses.replace(not_run(ROW, f"{LOST}: no progress"), requested="tune:2/2", config=two).summary()
     (cut_short,) = (dataclasses.replace(row, config=three) for row in rows_of("2/2"))
-    assert done_with([*rows, cut_short, lost]) == [one, one, two]
+    assert configs_done([*rows, cut_short, lost]) == [one, one, two]
 
 
 def test_each_kind_of_job_refuses_the_others_run_directory():
     settings = composed("resume=/runs/a")
     with pytest.raises(UsageError, match=r"resume=/runs/a is a run directory of jobs.bench, not of jobs.tune"):
-        Tuner.unfinished(settings, [ROW.case], [ROW])
+        TUNE.unfinished(settings, [ROW.case], [ROW])
     with pytest.raises(UsageError, match=r"resume=/runs/a is a run directory of jobs.tune, not of jobs.bench"):
-        Benchmark.unfinished(settings, [ROW.case], rows_of("1/1"))
+        BENCH.unfinished(settings, [ROW.case], rows_of("1/1"))
 
 
 def test_a_candidate_is_compared_with_the_reference_burst_by_burst():
@@ -139,14 +146,16 @@ def bursts(*times_us):
 def test_a_winner_is_faster_by_burst_and_as_a_whole():
     reference = bursts(*HEURISTIC)
     assert relative(bursts(*MORE_SENDERS), reference) < 0.99, "in three bursts of five"
-    assert handicap(bursts(*MORE_SENDERS), reference, min_gain=0.0) == pytest.approx(63.4 / 63.8)
+    assert ranking_score(bursts(*MORE_SENDERS), reference, min_gain=0.0) == pytest.approx(63.4 / 63.8)
     slower = bursts(64.5, 63.7, 60, 65.6, 66.1)
-    assert relative(slower, reference) < handicap(slower, reference, min_gain=0.0) == pytest.approx(64.5 / 63.8)
-    assert handicap(reference, reference, min_gain=0.01) == 1
-    assert handicap(bursts(*(0.9 * time_us for time_us in HEURISTIC)), reference, min_gain=0.01) == pytest.approx(0.91)
+    assert relative(slower, reference) < ranking_score(slower, reference, min_gain=0.0) == pytest.approx(64.5 / 63.8)
+    assert ranking_score(reference, reference, min_gain=0.01) == 1
+    assert ranking_score(bursts(*(0.9 * time_us for time_us in HEURISTIC)), reference, min_gain=0.01) == pytest.approx(
+        0.91
+    )
 
 
 def test_a_candidate_that_was_stopped_early_does_not_win_by_its_few_turns():
     assert relative(bursts(50.0), bursts(*HEURISTIC)) < 1
-    assert handicap(bursts(50.0), bursts(*HEURISTIC), min_gain=0.01) == float("inf")
-    assert handicap([], bursts(*HEURISTIC), min_gain=0.01) == float("inf")
+    assert ranking_score(bursts(50.0), bursts(*HEURISTIC), min_gain=0.01) == float("inf")
+    assert ranking_score([], bursts(*HEURISTIC), min_gain=0.01) == float("inf")

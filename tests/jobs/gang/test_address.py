@@ -1,13 +1,14 @@
 import json
 import socket
-import time
 
 import pytest
 
-from jobs.config.schema import ClusterMode, ClusterSettings
+from jobs.config.choices import ClusterMode
+from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.address import check_reachable, cluster_address
 from jobs.gang.cluster import submission_id
+from tests.limits import without_waiting
 
 AUTO, LOCAL, RAY = ClusterMode.auto, ClusterMode.local, ClusterMode.ray
 
@@ -56,19 +57,19 @@ def test_variable_is_named(monkeypatch):
 
 
 def test_nobody_listens():
-    began = time.monotonic()
-    with pytest.raises(InfrastructureError, match=r"can't use a Ray at 127.0.0.1:1: ConnectionRefusedError"):
-        check_reachable("127.0.0.1:1", 10.0)
-    assert time.monotonic() - began < 5
+    refused = pytest.raises(InfrastructureError, match=r"can't use a Ray at 127.0.0.1:1: ConnectionRefusedError")
+    with without_waiting(), refused:
+        check_reachable("127.0.0.1:1", 200.0)
 
 
 def test_listener_that_is_no_ray():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        began = time.monotonic()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(InfrastructureError, match=rf"at {address}: no answer within cluster.connect_timeout_s=3"):
+        silent = pytest.raises(
+            InfrastructureError, match=rf"at {address}: no answer within cluster.connect_timeout_s=3"
+        )
+        with without_waiting(), silent:
             check_reachable(address, 3.0)
-        assert time.monotonic() - began < 3.0 + 10
 
 
 def test_submission_id(monkeypatch):

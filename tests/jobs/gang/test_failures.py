@@ -11,15 +11,7 @@ from cmkernel.config import KernelConfig
 from jobs.config.schema import ClusterSettings
 from jobs.errors import GangLost, InfrastructureError, UsageError
 from jobs.gang.answers import Answer
-from jobs.gang.failures import (
-    RankFailed,
-    death_error,
-    hang_error,
-    is_death,
-    name_ranks,
-    session_error,
-    timeout_error,
-)
+from jobs.gang.failures import RankFailed, death_error, hang_error, is_death, name_ranks, session_error, timeout_error
 from jobs.gang.messages import NOWHERE, Place, Report
 from jobs.gang.neighbours import layout, refuse_loopback, refuse_shared_gpus, ring_order
 from jobs.gang.rank import _as_data
@@ -46,7 +38,7 @@ def test_death_is_named_with_the_other_ranks():
     assert isinstance(error, GangLost)
     assert str(error).startswith("rank 1 on host1 (pid 12) died while timing xla: ActorDiedError: ")
     assert "host1:/logs/worker.err" in str(error)
-    assert str(error).endswith("; dead, too: rank 0 on host1 (pid 11); unresponsive: rank 2 on host2 (pid 13)")
+    assert str(error).endswith("; also dead: rank 0 on host1 (pid 11); unresponsive: rank 2 on host2 (pid 13)")
 
 
 def test_death_before_the_first_answer():
@@ -228,7 +220,7 @@ def test_two_ranks_on_one_gpu():
 
 
 def test_the_window_over_the_arena_is_explained():
-    """What jax raised on 2x H200 when a third executable with symmetric memory came to life."""
+    """The text that jax raised on 2x H200 when a third executable with symmetric memory was created."""
     text = (
         "INTERNAL: NCCL operation nccl_status failed: internal error - please report this issue to the NCCL "
         "developers. Last NCCL warning(error) log entry (may be unrelated) 'Allocation failed. No suitable space "

@@ -60,8 +60,8 @@ def test_cpus():
 @pytest.mark.parametrize(
     ("gpus", "num_ranks", "error", "message"),
     [
-        ((8, 7), None, UsageError, "islands of one size, and the GPUs are 8 on h0, 7 on h1: name a cluster.num_ranks"),
-        ((8, 7), 4, UsageError, "cluster.num_ranks=4 must divide the GPUs of every island: 8 on h0, 7 on h1"),
+        ((8, 7), None, UsageError, "islands of one size, but the GPUs are 8 on h0, 7 on h1: set cluster.num_ranks"),
+        ((8, 7), 4, UsageError, "cluster.num_ranks=4 must divide the GPUs of every domain: 8 on h0, 7 on h1"),
         ((8, 8), 16, UsageError, "cluster.num_ranks=16 must divide the GPUs"),
     ],
 )
@@ -71,7 +71,7 @@ def test_refusals(gpus, num_ranks, error, message):
 
 
 def test_no_room():
-    with pytest.raises(NoCapacity, match="num_ranks=3, but no island has that many CPUs: 2 on h0"):
+    with pytest.raises(NoCapacity, match="num_ranks=3, but no domain has that many CPUs: 2 on h0"):
         found(nodes(0, cpus=2), num_ranks=3)
 
 

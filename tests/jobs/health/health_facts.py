@@ -1,4 +1,4 @@
-"""Facts of hosts and GPUs as a healthy 2x H200 tells them, to be made sick one by one."""
+"""Facts of the hosts and GPUs of a healthy 2x H200; tests replace them one by one."""
 
 from jobs.health.facts import Fabric, GpuFacts, HostFacts, NvLinks, RemappedRows
 

@@ -1,4 +1,4 @@
-"""From facts to verdicts: what is healthy is ok, each fault has its verdict and what mends it."""
+"""Findings from facts: a healthy fact is ok, and each fault has its verdict and its cure."""
 
 import io
 import logging
@@ -54,7 +54,7 @@ def test_a_healthy_gpu_is_ok():
         ("fabric", {"fabric": fabric(state="in progress")}, Verdict.warn, "registration in progress"),
         ("fabric", {"fabric": fabric(error="Timeout")}, Verdict.warn, "registration failed: Timeout"),
         ("fabric", {"fabric": fabric(is_degraded=True)}, Verdict.warn, "degraded bandwidth"),
-        ("MIG", {"is_mig": True}, Verdict.warn, "cut into instances"),
+        ("MIG", {"is_mig": True}, Verdict.warn, "divided into instances"),
     ],
 )
 def test_a_fault_of_a_gpu(check, changes, verdict, found):
@@ -78,7 +78,7 @@ def test_what_isnt_supported_isnt_ok():
     assert {finding.verdict for finding in found.values()} == {Verdict.unknown}
     assert found["ECC"].found == "not supported"
     assert found["NVLink"].found == "insufficient permissions"
-    assert found["remapped rows"].found == "not told"
+    assert found["remapped rows"].found == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_a_slow_link_is_one_below_the_others():
         found = link_findings("links", links, mend="mend", cure="cure")
         return [(finding.verdict, finding.where, finding.found) for finding in found]
 
-    healthy = (Verdict.ok, "2 links", "98 to 100 GB/s, median 99")
-    assert judged(100e9, 98e9, 40e9) == [healthy, (Verdict.warn, "link 2", "40 GB/s, where the median is 98")]
+    healthy = (Verdict.ok, "2 links", "98 to 100 GB/s, median 99 GB/s")
+    assert judged(100e9, 98e9, 40e9) == [healthy, (Verdict.warn, "link 2", "40 GB/s; the median is 98 GB/s")]
     assert [verdict for verdict, *_ in judged(100e9, 10e9)] == [Verdict.ok], "two can't tell which is the odd one"
-    assert judged(100e9, None) == [(Verdict.ok, "link 0", "100 GB/s"), (Verdict.fail, "link 1", "nothing arrived")]
+    assert judged(100e9, None) == [(Verdict.ok, "link 0", "100 GB/s"), (Verdict.fail, "link 1", "no data arrived")]
     wrong = Bandwidth(link="a - b", bytes_per_s=1e9, error="other data arrived than were sent")
     (finding,) = link_findings("links", [wrong], mend="mend", cure="cure")
     assert (finding.verdict, finding.mend) == (Verdict.fail, "cure")

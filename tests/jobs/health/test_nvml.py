@@ -1,4 +1,4 @@
-"""What is asked of NVML, through pynvml and the real calling convention, of a library that stands for the driver's."""
+"""Queries to NVML through pynvml and the real calling convention; a stand-in replaces the driver's library."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Every pair inside a host exactly once, neighbours between hosts, and nobody twice in a round."""
+"""Rounds hold every pair inside a host exactly once, neighbours between hosts, and no member twice."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The check of a rank finds what is wrong with either program."""
+"""The check of a rank finds errors in either program."""
 
 import dataclasses
 
@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
-from jobs.config.schema import Fault
+from jobs.config.choices import Fault
 from jobs.measure import inputs, programs
 from jobs.measure.check import Subject, check
 from jobs.measure.programs import Request
-from jobs.records.row import Case
+from jobs.records.case import Case
 
 CASE = Case(name="tiny", m_shard=16, k=64, n_shard=32, dtype="bfloat16", num_ranks=1)
 

@@ -1,4 +1,4 @@
-"""jax's own ring as a baseline: its tiles, its lowering for CUDA, and what it refuses."""
+"""jax's own ring as a baseline: its tiles, its lowering for CUDA, and its refusals."""
 
 import sys
 import types
@@ -10,10 +10,9 @@ from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu
 from jax.sharding import AxisType
 
 from cmkernel import hardware
-from jobs.config.schema import kernel_config
 from jobs.measure import inputs, jax_ring, programs
 from jobs.measure.programs import Request
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 REQUEST = Request("baseline", "jax_ring")
 
@@ -45,9 +44,9 @@ def choose(m_shard, k, n_shard):
     return jax_ring.plain(jax_ring.choose_config(m_shard=m_shard, k=k, n_shard=n_shard, num_sms=132))
 
 
-def test_the_articles_shape_has_the_articles_config():
-    article = kernel_config(composed("kernel=mosaic_gpu_simple").kernel)
-    expected = {name: getattr(value, "name", value) for name, value in article.items()}
+def test_the_tutorials_shape_has_the_tutorials_config():
+    tutorial = composed("kernel=mosaic_gpu_simple").kernel.config
+    expected = {name: getattr(value, "name", value) for name, value in tutorial.items()}
     for shape in ((1024, 4096, 4096), (4096, 8192, 7168)):
         assert choose(*shape) | expected == choose(*shape)
 

@@ -1,4 +1,4 @@
-"""The timed programs compute what they claim, and nothing in them can be skipped."""
+"""The timed programs compute the claimed results, and the compiler skips none of their calls."""
 
 import re
 import types
@@ -10,12 +10,12 @@ from jax.sharding import AxisType
 
 import cmkernel
 from cmkernel import Links
-from jobs.driver.benchmark import requests_of
+from jobs.driver.plan import requests_of
 from jobs.measure import inputs, programs
 from jobs.measure.programs import Request
+from jobs.records.case import Case
 from jobs.records.layout import Layout
-from jobs.records.row import Case
-from tests.jobs.config.test_rules import composed
+from tests.jobs.composed import composed
 
 CASE = Case(name="tiny", m_shard=16, k=64, n_shard=32, dtype="float32", num_ranks=1)
 LENGTH = 5

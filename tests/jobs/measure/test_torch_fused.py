@@ -1,4 +1,4 @@
-"""PyTorch's baseline as far as it goes without a GPU; the last tests need torch itself."""
+"""The parts of PyTorch's baseline that need no GPU; the last tests need torch."""
 
 import os
 import subprocess

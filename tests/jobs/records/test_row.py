@@ -6,7 +6,13 @@ import json
 import pytest
 
 from cmkernel.timeline import Interval, StepTimes
-from jobs.records.row import TIMES, Case, Check, Derived, RankCheck, Row, Spread, Telemetry
+from jobs.errors import UsageError
+from jobs.records.case import Case
+from jobs.records.check import Check, RankCheck
+from jobs.records.row import TIMES, Derived, Row, Telemetry
+from jobs.records.statistics import Quartiles, Spread
+from jobs.results.disk.journal import read
+from jobs.results.disk.json_safe import json_safe
 
 CASE = Case(name="article", m_shard=64, k=256, n_shard=128, dtype="bfloat16", num_ranks=2)
 PASSED = RankCheck(
@@ -38,7 +44,15 @@ def test_a_failed_check_leaves_no_time(time):
         Row(case=CASE, implementation="xla", requested="baseline", check=failed, samples_us={time: [[[1.0]]]})
 
 
-def test_a_row_survives_the_journal():
+def written_and_read(row, folder, **changes):
+    """The row as the journal has it, with these changes of its JSON."""
+    path = folder / "results.jsonl"
+    path.write_text(json.dumps({**json_safe(row), **changes}) + "\n")
+    (found,) = read(path)
+    return found
+
+
+def test_a_row_survives_the_journal(tmp_path):
     row = Row(
         case=CASE,
         implementation="ppermute",
@@ -69,14 +83,14 @@ def test_a_row_survives_the_journal():
             ),
         ),
     )
-    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert written_and_read(row, tmp_path) == row
     assert row.headline_us == 3.0
     assert row.in_graph_us == Spread(1.0, 2.0, 3.0)
 
 
-def test_a_baseline_that_could_not_run_has_a_reason_and_no_time():
+def test_a_baseline_that_could_not_run_has_a_reason_and_no_time(tmp_path):
     row = Row(case=CASE, implementation="torch_fused", requested="baseline", check=None, reason="no torch")
-    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert written_and_read(row, tmp_path) == row
     assert row.headline_us is None
     assert not row.failed
     for wrong in ({"reason": None}, {"call_us": Spread(1.0, 2.0, 3.0)}):
@@ -84,25 +98,21 @@ def test_a_baseline_that_could_not_run_has_a_reason_and_no_time():
             dataclasses.replace(row, **wrong)
 
 
-def test_another_format_version_is_refused():
+def test_another_format_version_is_refused(tmp_path):
     row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
-    with pytest.raises(ValueError, match="version=99 of a row must be one of"):
-        Row.from_json({**row.to_json(), "version": 99})
+    with pytest.raises(UsageError, match="version=99 of a row must be one of"):
+        written_and_read(row, tmp_path, version=99)
 
 
-def test_version_1_is_read_as_the_first_attempt():
-    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
-    data = {**row.to_json(), "version": 1}
-    del data["attempt"]
-    assert Row.from_json(data) == row
-    assert row.attempt == 1
-
-
-def test_version_2_has_no_timeline():
-    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
-    data = {**row.to_json(), "version": 2}
-    del data["timeline"]
-    assert Row.from_json(data) == row
+@pytest.mark.parametrize(("version", "missing"), [(1, "attempt"), (1, "island"), (2, "timeline")])
+def test_earlier_versions_lack_fields(version, missing, tmp_path):
+    row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]), version=version)
+    data = json_safe(row)
+    del data[missing]
+    (tmp_path / "results.jsonl").write_text(json.dumps(data) + "\n")
+    (found,) = read(tmp_path / "results.jsonl")
+    assert found == row
+    assert (found.attempt, found.island, found.timeline) == (1, None, [])
 
 
 def test_what_stays_of_a_row_has_no_bulk():
@@ -115,10 +125,10 @@ def test_what_stays_of_a_row_has_no_bulk():
         kernels_us={"ring": 3.0},
         timeline=[[dataclasses.asdict(StepTimes(0, Interval(0.0, 40.5), None, 0.0))]],
     )
-    found = row.condensed()
-    assert found.samples_us == {"in_graph_us": [[[2.0, 3.0, 4.0]]], "call_us": [[[7.0]]]}
-    assert (found.kernels_us, found.timeline) == ({}, [])
-    assert set(row.condensed(of_verdict=True).samples_us) == {"in_graph_us"}
-    candidate = dataclasses.replace(row, requested="tune:1/2").condensed()
+    found = row.summary()
+    assert found.medians_us == row.medians_us == {"in_graph_us": [3.0], "call_us": [7.0]}
+    assert found.headline_quartiles_us == row.headline_quartiles_us == [Quartiles(2.0, 3.0, 4.0, num_samples=5)]
+    assert found.samples_us == {}
+    assert not hasattr(found, "timeline")
+    candidate = dataclasses.replace(row, requested="tune:1/2").summary()
     assert candidate.samples_us == row.samples_us, "the tuner compares bursts"
-    assert candidate.timeline == []

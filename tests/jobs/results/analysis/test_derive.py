@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.config.schema import GATHERS, LOCALS
-from jobs.records.row import Case
+from jobs.config.implementations import GATHERS, LOCALS
+from jobs.records.case import Case
 from jobs.results.analysis.derive import derive, fastest_us
 
 ARTICLE = Case(name="article", m_shard=1024, k=4096, n_shard=4096, dtype="bfloat16", num_ranks=2)

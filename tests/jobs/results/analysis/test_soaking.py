@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from jobs.records.row import Check
+from jobs.records.check import Check
 from jobs.records.soak import SoakSlice
 from jobs.results.analysis.soaking import Point, lines, soaked, theil_sen
 from jobs.results.disk.journal import Journal, iterate_soak
@@ -121,7 +121,7 @@ def test_slices_survive_their_journal(tmp_path):
             journal.append(one)
     assert list(iterate_soak(path)) == slices
     assert list(iterate_soak(tmp_path / "none")) == []
-    line = json.dumps({**json_safe(slices[0].to_json()), "version": 2})
+    line = json.dumps({**json_safe(slices[0]), "version": 2})
     path.write_text(line + "\n")
     with pytest.raises(Exception, match="version=2 of a slice must be 1"):
         list(iterate_soak(path))

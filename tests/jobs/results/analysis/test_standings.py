@@ -90,7 +90,7 @@ def test_two_islands_are_too_few():
 
 def test_condensed_rows_give_the_same():
     full = rows([100, 101, 100, 112, 99])
-    found, condensed = (standings(r, outlier_z=3.5, num_samples=24) for r in (full, [row.condensed() for row in full]))
+    found, condensed = (standings(r, outlier_z=3.5) for r in (full, [row.summary() for row in full]))
     assert [s.name for s in found.outliers] == [s.name for s in condensed.outliers]
     for one, other in zip(found.islands, condensed.islands, strict=True):
         assert (one.name, one.worst.time_us) == (other.name, other.worst.time_us)

@@ -13,8 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import InfrastructureError, UsageError
-from jobs.records.row import Case, Check, Derived, Row, Spread, Telemetry
+from jobs.records.case import Case
+from jobs.records.check import Check
+from jobs.records.row import Derived, Row, Telemetry
+from jobs.records.statistics import Spread
 from jobs.results.disk.journal import Journal, finished_cases, read
+from jobs.results.disk.json_safe import json_safe
 from tests.jobs.results.wandb.wandb_rows import CHECK as PASSED
 from tests.paths import ROOT
 
@@ -38,7 +42,8 @@ checks = st.builds(
     failed_ranks=st.lists(integers, max_size=3).map(tuple),
 )
 derived = st.builds(
-    Derived, **{field.name: floats | (st.none() if field.default else floats) for field in dataclasses.fields(Derived)}
+    Derived,
+    **{field.name: floats | (st.none() if "None" in field.type else floats) for field in dataclasses.fields(Derived)},
 )
 telemetry = st.builds(
     Telemetry,
@@ -146,7 +151,7 @@ def test_bad_line_is_named(tmp_path, bad):
 
 
 def test_journal_of_another_version(tmp_path):
-    data = row().to_json() | {"version": 99}
+    data = json_safe(row()) | {"version": 99}
     (tmp_path / "j").write_text(json.dumps(data) + "\n")
     with pytest.raises(UsageError, match=r"j:1: .*version=99"):
         read(tmp_path / "j")

@@ -2,7 +2,6 @@ import contextlib
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -10,6 +9,8 @@ import yaml
 from cmkernel.config import MatmulDimension
 from jobs.config.schema import KernelSettings, LayerSettings, ProblemSettings, Settings
 from jobs.errors import InfrastructureError, UsageError
+from jobs.records.environment import Environment
+from jobs.results.disk.recorded_run import read_environment
 from jobs.results.disk.run_dir import RunDir
 
 
@@ -133,13 +134,16 @@ def test_config_is_written_resolved(tmp_path):
 
 def test_environment_is_written(tmp_path):
     run_dir = RunDir.create(str(tmp_path), submission_id=None)
-    run_dir.write_environment({"versions": {"jax": "1"}, "members": [{"gpu_ids": ("0",), "path": Path("/x")}]})
-    found = json.loads((tmp_path / "environment.json").read_text())
-    assert found == {"versions": {"jax": "1"}, "members": [{"gpu_ids": ["0"], "path": "/x"}]}
+    environment = Environment(versions={"jax": "1"}, outlier_z=float("inf"))
+    run_dir.write_environment(environment)
+    data = json.loads((tmp_path / "environment.json").read_text())
+    assert (data["versions"], data["outlier_z"]) == ({"jax": "1"}, "inf")
+    assert "members" not in data, "no gang has begun"
+    assert read_environment(tmp_path) == environment
 
 
 def test_file_that_can_not_be_written_is_named(tmp_path):
     run_dir = RunDir.create(str(tmp_path), submission_id=None)
     os.mkdir(tmp_path / "environment.json")
     with pytest.raises(InfrastructureError, match=r"environment.json: can't be written"):
-        run_dir.write_environment({})
+        run_dir.write_environment(Environment())

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jobs.records.row import Case
+from jobs.records.case import Case
 from jobs.results.analysis.best import Best
 from jobs.results.terminal import progress
 from jobs.results.terminal.progress import Progress
@@ -23,23 +23,52 @@ def plan(*names: str, expected_s: float = 60.0) -> list[Step]:
 
 
 def test_log_gets_one_plain_line_every_few_seconds(monkeypatch):
-    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.2)
-    stream = io.StringIO()
+    clock, stream = 100.0, io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock)
     steps = plan("inputs", "check", "warm-up", "burst 1", "burst 2", "burst 3")
     with Progress(stream) as shown:
         shown.expect(steps)
         shown.begin(steps[0], "inputs")
+        clock += 2
         shown.begin(steps[1], "too soon")
         shown.print(LONG_LINE)
-        time.sleep(0.25)
+        clock += progress.PLAIN_INTERVAL_S - 2
         shown.begin(steps[3], "70b_qkv: ppermute: burst 1", BEST)
         shown.begin(steps[4], "too soon again", BEST)
     assert stream.getvalue().splitlines() == [
         "# 1/6 inputs; about 6 min left",
         LONG_LINE,
-        # Two of the steps took no time, so the rest won't either.
-        "# 4/6 70b_qkv: ppermute: burst 1; about 1 s left; best ppermute 12.5 us, 1.25x local",
+        # Two steps of 60 s took 5 s, so the other three will take 7.5 s.
+        "# 4/6 70b_qkv: ppermute: burst 1; about 8 s left; best ppermute 12.5 us, 1.25x local",
     ]
+
+
+def test_messages_of_a_log_stay_on_one_line():
+    stream = io.StringIO()
+    steps = plan("inputs")
+    with Progress(stream) as shown:
+        shown.expect(steps)
+        shown.begin(steps[0], f"{CASE}: " + "ppermute_two_level: " * 2, BEST)
+        shown.note("# Restart 1 of 3: " + "rank 1 of host-7 died " * 10)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith("; about 60 s left")
+    assert lines[1] == f"#   {BEST}"
+    assert lines[2:] == ["# Restart 1 of 3: " + "rank 1 of host-7 died " * 10]
+
+
+def test_no_word_is_broken_on_a_terminal_of_80_columns(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream, text = terminal
+    steps = plan("inputs", "check")
+    with Progress(stream) as shown:
+        shown.expect(steps)
+        shown.begin(steps[0], f"{CASE}: ppermute_two_level: inputs of the case are drawn", BEST)
+        assert shown.width == 80
+        shown.note("# a reason " + "wide_word_of_a_reason " * 8)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text()).replace("\r", "\n")
+    words = {word for line in plain.splitlines() for word in line.split()}
+    assert {"ppermute_two_level:", "1.25x", "wide_word_of_a_reason"} <= words
+    assert all(len(line.rstrip()) <= 80 for line in plain.splitlines())
 
 
 def test_time_left_counts_what_was_skipped_as_gone(monkeypatch):

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from jobs.records.row import Case
+from jobs.records.case import Case
 from jobs.results.analysis.best import best, best_of_samples
-from jobs.results.terminal.steps import Step, steps_of, time_left_s, told_s
-from tests.jobs.config.test_rules import composed
+from jobs.results.terminal.steps import Step, duration, steps_of, time_left_s
+from tests.jobs.composed import composed
 
 CASE = Case(name="tiny", m_shard=1024, k=4096, n_shard=4096, dtype="bfloat16", num_ranks=8)
 SETTINGS = composed("timing.bursts=2")
@@ -16,17 +16,30 @@ def total_s(device_kind: str, case: Case = CASE, *overrides: str) -> float:
     return sum(step.expected_s for step in steps_of(case, NAMES, composed(*overrides), device_kind))
 
 
-def test_steps_are_those_of_a_case_in_order():
-    found = steps_of(CASE, NAMES, SETTINGS, "cpu")
-    assert found == [
-        Step(CASE, "inputs"),
-        *(Step(CASE, "check", name) for name in NAMES),
-        *(Step(CASE, "warm-up", name) for name in NAMES),
-        *(Step(CASE, "burst 1/2", name) for name in NAMES),
-        *(Step(CASE, "burst 2/2", name) for name in NAMES),
-    ]
+def test_each_implementation_is_checked_warmed_up_and_timed_once_a_burst():
+    found = steps_of(CASE, NAMES, SETTINGS, "NVIDIA H200")
+    assert len(set(found)) == len(found), "a step that is there twice would be mistaken for the other"
     assert all(step.expected_s > 0 for step in found)
-    assert steps_of(CASE, NAMES, SETTINGS, "NVIDIA H200")[-1] == Step(CASE, "profile")
+    for name in NAMES:
+        doing = [step.doing for step in found if step.implementation == name]
+        assert doing == ["check", "warm-up", "burst 1/2", "burst 2/2"]
+
+
+def test_implementations_take_turns_and_the_profile_is_last():
+    found = steps_of(CASE, NAMES, SETTINGS, "NVIDIA H200")
+    turns = [step.implementation for step in found if step.implementation]
+    assert all(turns[start : start + len(NAMES)] == NAMES for start in range(0, len(turns), len(NAMES)))
+    assert found[0] == Step(CASE, "inputs")
+    assert found[-1] == Step(CASE, "profile")
+    assert Step(CASE, "profile") not in steps_of(CASE, NAMES, SETTINGS, "cpu"), "a CPU has no device times"
+
+
+def test_bursts_share_the_same_samples_however_many_they_are():
+    def bursts_s(bursts: int) -> float:
+        steps = steps_of(CASE, NAMES, composed(f"timing.bursts={bursts}"), "NVIDIA H200")
+        return sum(step.expected_s for step in steps if step.doing.startswith("burst"))
+
+    assert bursts_s(1) == pytest.approx(bursts_s(5))
 
 
 def test_expected_times_follow_the_cost_model_and_what_is_measured():
@@ -58,7 +71,7 @@ def test_time_left_is_scaled_by_what_was_done(done_expected_s, done_s, current_s
     ("seconds", "text"), [(0.2, "1 s"), (59.6, "60 s"), (100, "2 min"), (5399, "1 h 30 min"), (7500, "2 h 05 min")]
 )
 def test_durations_for_people(seconds, text):
-    assert told_s(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_best_is_the_fastest_that_communicates():

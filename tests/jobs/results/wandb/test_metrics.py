@@ -85,9 +85,9 @@ def test_charts_have_the_data_of_the_pictures():
     assert [line[:2] for line in found["time_against_bound"].lines] == [
         ["tiny_a/8x16x8/float32 ppermute", 100.0],
         ["tiny_a/8x16x8/float32 local", 50.0],
-        ["tiny_a/8x16x8/float32 article's bound", 56.0],
+        ["tiny_a/8x16x8/float32 JAX tutorial's bound", 56.0],
         ["tiny_a/16x16x8/float32 ppermute", 200.0],
-        ["tiny_a/16x16x8/float32 article's bound", 56.0],
+        ["tiny_a/16x16x8/float32 JAX tutorial's bound", 56.0],
     ]
     assert found["utilisation"].y == "tflops", "the peak isn't known"
     assert [line[0] for line in found["utilisation"].lines] == [8, 8, 16]

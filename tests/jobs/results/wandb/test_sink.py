@@ -9,21 +9,22 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
 
-from jobs.config.schema import Settings, WandbMode, WandbSettings
-from jobs.errors import UsageError
+from jobs.config.choices import WandbMode
+from jobs.config.schema import Settings, WandbSettings
+from jobs.errors import InfrastructureError, UsageError
 from jobs.results.disk.journal import Journal
 from jobs.results.wandb import metrics
 from jobs.results.wandb import sink as wandb_sink
-from jobs.results.wandb.process import service_pids
+from jobs.results.wandb.service import end, service_pids
 from jobs.results.wandb.sink import WandbSink
+from tests.jobs.results.wandb.leet import history, inspect
 from tests.jobs.results.wandb.wandb_rows import FULL, MEMBERS, ROWS
 from tests.paths import ROOT
-
-WANDB = Path(sys.executable).with_name("wandb")
 
 
 @pytest.fixture(autouse=True)
@@ -42,27 +43,32 @@ def run_dir(tmp_path):
     return path
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run directory, the sink of its finished run, and the user's home, which is otherwise empty."""
+    home, run_dir = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("run")
+    picture = run_dir / "pictures" / "ranks.png"
+    picture.parent.mkdir()
+    Figure(figsize=(1, 1)).savefig(picture)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        patch.setenv("HOME", str(home))
+        patch.setenv("NETRC", str(home / "netrc"))
+        sink = start(run_dir)
+        with Journal(run_dir / "results.jsonl") as journal:
+            for r in ROWS:
+                journal.append(r)
+                sink.log_row(r, MEMBERS)
+        sink.finish(exit_code=0, status="ok", pictures={picture: "How the samples of each rank spread."})
+    assert sink.complete
+    return SimpleNamespace(run_dir=run_dir, sink=sink, home=home, picture=picture)
+
+
 def start(run_dir: Path, mode: WandbMode = WandbMode.offline, **settings) -> WandbSink:
     config = dataclasses.asdict(Settings()) | {"environment": {"path": Path("/x")}}
     settings = WandbSettings(mode=mode, **settings)
     return WandbSink.start(settings, run_dir=run_dir, config=config, group="raysubmit_1", tags=["D=2"])
-
-
-def inspect(directory: Path, *options: str) -> list[dict]:
-    """What `wandb leet inspect --json` prints, as anyone would read the run."""
-    command = [WANDB, "leet", "inspect", "--json", *options, directory]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert found.returncode == 0, found.stderr
-    return (
-        [json.loads(found.stdout)]
-        if "--summary" in options
-        else [json.loads(line) for line in found.stdout.splitlines()]
-    )
-
-
-def history(directory: Path) -> list[dict]:
-    items = [record["history"]["item"] for record in inspect(directory) if record["type"] == "history"]
-    return [item for item in items if "case/name" in item]
 
 
 def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capfd):
@@ -135,16 +141,8 @@ def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capf
     assert run["run_group"] == "raysubmit_1"
 
 
-def test_pictures_and_charts_are_in_the_run(run_dir):
-    picture = run_dir / "pictures" / "ranks.png"
-    picture.parent.mkdir()
-    figure = Figure(figsize=(1, 1))
-    figure.savefig(picture)
-    sink = start(run_dir)
-    for r in ROWS:
-        sink.log_row(r, MEMBERS)
-    sink.finish(exit_code=0, status="ok", pictures={picture: "How the samples of each rank spread."})
-    assert sink.complete
+def test_pictures_and_charts_are_in_the_run(finished):
+    sink, picture = finished.sink, finished.picture
     records = inspect(sink.dir)
     items = [record["history"]["item"] for record in records if record["type"] == "history"]
     assert items[-1]["pictures/ranks._type"] == "image-file"
@@ -162,13 +160,11 @@ def test_pictures_and_charts_are_in_the_run(run_dir):
     assert ["tiny_a/16x16x8/float32 ppermute", 200.0] in json.loads(path.read_text())["data"]
 
 
-def test_per_rank_table_has_each_ranks_median(run_dir):
-    sink = start(run_dir)
-    sink.log_row(ROWS[0], MEMBERS)
-    sink.finish(exit_code=0, status="ok")
-    (path,) = sink.dir.glob("files/media/table/per_rank_*.table.json")
+def test_per_rank_table_has_each_ranks_median(finished):
+    (path,) = finished.sink.dir.glob("files/media/table/per_rank_*.table.json")
     table = json.loads(path.read_text())
-    lines = [dict(zip(table["columns"], data, strict=True)) for data in table["data"]]
+    assert len(table["data"]) == 6, "of the rows with a time"
+    lines = [dict(zip(table["columns"], data, strict=True)) for data in table["data"][:2]]
     assert [(line["rank"], line["host"], line["in_graph_us"]) for line in lines] == [
         (0, "hostA", 98.0),
         (1, "hostB", 100.0),
@@ -177,8 +173,8 @@ def test_per_rank_table_has_each_ranks_median(run_dir):
     assert (lines[1]["sm_clock_mhz"], lines[1]["throttle_reasons"]) == (1800.0, "sw_power_cap")
     assert lines[0]["call_us"] is None
     # What a later `wandb sync` uploads lies in the run directory, not in a home that a container takes with it.
-    assert list((run_dir / "wandb" / "artifacts" / "staging").iterdir())
-    assert not (Path.home() / ".local").exists()
+    assert list((finished.run_dir / "wandb" / "artifacts" / "staging").iterdir())
+    assert not (finished.home / ".local").exists()
 
 
 def test_rows_of_islands_are_told_apart_and_have_no_summary_of_their_case(run_dir):
@@ -200,17 +196,16 @@ def test_rows_of_islands_are_told_apart_and_have_no_summary_of_their_case(run_di
 def test_rows_can_be_watched_while_the_job_runs(run_dir):
     sink = start(run_dir)
     sink.log_row(ROWS[0], MEMBERS)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not history(sink.dir):
-        assert time.monotonic() < deadline, "a row must be visible within 5 s"
+        assert time.monotonic() < deadline, "a row must be visible"
     (found,) = inspect(sink.dir, "--summary")
     assert found["state"] == "running"
     sink.finish(exit_code=0, status="ok")
 
 
-def test_browse_lines_are_commands_that_work(run_dir):
-    sink = start(run_dir)
-    sink.finish(exit_code=0, status="ok")
+def test_browse_lines_are_commands_that_work(finished):
+    sink = finished.sink
     lines = sink.browse_lines()
     assert all(line.startswith("#") for line in lines)
     browse, sync = (line.split(" : ")[1] for line in lines[1:])
@@ -223,24 +218,65 @@ def test_browse_lines_are_commands_that_work(run_dir):
     assert json.loads(shown.stdout)["state"] == "finished"
 
 
-def test_two_runs_of_one_process(tmp_path):
-    for number in (1, 2):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        sink = start(folder)
-        sink.log_row(ROWS[0], MEMBERS)
-        sink.finish(exit_code=0, status="ok")
-        assert len(history(sink.dir)) == 1
-        assert sink.dir.parent == folder / "wandb"
+def test_two_runs_of_one_process(finished, run_dir):
+    sink = start(run_dir)
+    sink.log_row(ROWS[0], MEMBERS)
+    (run_dir / "results.jsonl").write_text("{}\n")
+    sink.finish(exit_code=0, status="ok")
+    for run, folder, num_rows in ((finished.sink, finished.run_dir, 4), (sink, run_dir, 1)):
+        assert len(history(run.dir)) == num_rows
+        assert run.dir.parent == folder / "wandb"
         assert (folder / "wandb" / "artifacts").is_dir()
 
 
-def test_finish_again_does_nothing(run_dir):
+def test_finish_again_does_nothing(finished):
+    finished.sink.finish(exit_code=1, status="stopped")
+    finished.sink.log_row(ROWS[0], MEMBERS)
+    assert inspect(finished.sink.dir, "--summary")[0]["exit_code"] == 0
+
+
+def test_a_teardown_that_fails_does_not_fail_the_job(run_dir, monkeypatch, caplog):
+    """The service is ended all the same, and the log says that it may have lost something."""
     sink = start(run_dir)
+    calls = []
+    with monkeypatch.context() as patch:
+        patch.setattr("wandb.teardown", lambda: calls.append(1) or 1 / 0)
+        sink.finish(exit_code=0, status="ok")
+    assert len(calls) == 2
+    assert not service_pids()
+    assert not sink.complete
+    assert "its service had to be killed" in caplog.text
+    end(5.0)
+
+
+def test_a_row_that_cannot_be_logged_does_not_fail_the_job(run_dir, caplog):
+    sink = start(run_dir)
+    sink.log_row(ROWS[0], [None])
+    assert not sink.complete
+    assert "a row was not logged: AttributeError" in caplog.text
+    sink.log_row(ROWS[1], MEMBERS)
     sink.finish(exit_code=0, status="ok")
-    sink.finish(exit_code=1, status="stopped")
+    assert [item["_step"] for item in history(sink.dir)] == [0]
+
+
+def test_teardown_that_fails_leaves_nothing_of_a_failed_start(run_dir, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("wandb.teardown", lambda: 1 / 0)
+        patch.setattr("wandb.init", lambda **_: (run_dir / "wandb" / "offline-run-1").mkdir(parents=True) or 1 / 0)
+        with pytest.raises(InfrastructureError, match=r"wandb.mode=offline: ZeroDivisionError"):
+            start(run_dir)
+    assert not service_pids()
+    assert not list((run_dir / "wandb").glob("*run-*"))
+    end(5.0)
+
+
+def test_auto_goes_on_without_a_run_where_even_offline_fails(run_dir, monkeypatch, caplog):
+    monkeypatch.setattr("wandb.init", lambda **_: 1 / 0)
+    sink = start(run_dir, WandbMode.auto)
+    assert (sink.mode, sink.complete, sink.fallback_reason) == (WandbMode.disabled, False, None)
+    assert "it can't be offline either: ZeroDivisionError" in caplog.text
     sink.log_row(ROWS[0], MEMBERS)
-    assert inspect(sink.dir, "--summary")[0]["exit_code"] == 0
+    sink.finish(exit_code=0, status="ok")
 
 
 def test_disabled_does_not_even_import_wandb(run_dir):
@@ -286,6 +322,11 @@ def test_key_file_must_hold_a_key(run_dir, tmp_path, text, reason):
         start(run_dir, WandbMode.auto, api_key_file=str(path))
 
 
+def test_key_file_of_nobodys_home(run_dir):
+    with pytest.raises(UsageError, match=r"wandb.api_key_file=~nobody-such/key: can't be read .*home"):
+        start(run_dir, WandbMode.auto, api_key_file="~nobody-such/key")
+
+
 def test_tag_that_wandb_refuses(run_dir):
     with pytest.raises(UsageError, match=r"wandb.tags: 'xxx.* must have 1 to 64 characters"):
         WandbSink.start(WandbSettings(mode=WandbMode.offline), run_dir=run_dir, config={}, group=None, tags=["x" * 65])
@@ -312,7 +353,7 @@ def test_nothing_is_left_of_a_start_that_is_stopped(run_dir):
     """The thread that waits for W&B's service goes on for a while."""
     code = (
         "import os, signal, sys, threading, time; from pathlib import Path; from jobs.errors import JobStopped\n"
-        "from jobs.results.wandb.process import service_pids; from jobs.results.wandb.sink import WandbSink\n"
+        "from jobs.results.wandb.service import end, service_pids; from jobs.results.wandb.sink import WandbSink\n"
         "from jobs.config.schema import WandbMode, WandbSettings; from jobs.signals import stop_on_signals\n"
         "def stop_when_it_starts():\n"
         "    while not service_pids(): time.sleep(0.001)\n"
@@ -354,8 +395,9 @@ def test_service_that_keeps_dying_is_given_up(run_dir, caplog):
 
 
 @pytest.mark.slow
-def test_frozen_service_does_not_hold_the_job(run_dir, caplog):
-    sink = start(run_dir, finish_timeout_s=3.0)
+def test_frozen_service_does_not_hold_the_job(run_dir, monkeypatch, caplog):
+    monkeypatch.setattr(wandb_sink, "END_LIMIT_S", 1.0)
+    sink = start(run_dir, finish_timeout_s=1.0)
     sink.log_row(ROWS[0], MEMBERS)
     time.sleep(1.5)
     (service,) = service_pids()
@@ -363,11 +405,11 @@ def test_frozen_service_does_not_hold_the_job(run_dir, caplog):
     began = time.monotonic()
     sink.log_row(ROWS[1], MEMBERS)
     sink.finish(exit_code=0, status="ok")
-    assert time.monotonic() - began < 3.0 + 6.0
+    assert time.monotonic() - began < 60.0
     assert not sink.complete
     assert "the run is not finished" in caplog.text
     # It held this job's standard output open.
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while service in service_pids():
         assert time.monotonic() < deadline
     assert history(sink.dir)[0]["ppermute/in_graph_us"] == 100.0
@@ -376,6 +418,7 @@ def test_frozen_service_does_not_hold_the_job(run_dir, caplog):
 @pytest.mark.slow
 def test_frozen_service_does_not_hold_the_next_row(run_dir, monkeypatch):
     monkeypatch.setattr(wandb_sink, "ROW_LIMIT_S", 1.0)
+    monkeypatch.setattr(wandb_sink, "END_LIMIT_S", 1.0)
     sink = start(run_dir)
     sink.log_row(ROWS[0], MEMBERS)
     (service,) = service_pids()
@@ -394,7 +437,7 @@ def test_killed_driver_leaves_its_rows_and_no_process(run_dir):
     code = (
         "import os, pickle, signal, sys, time; from pathlib import Path\n"
         "from jobs.results.wandb.sink import WandbSink; from jobs.config.schema import WandbMode, WandbSettings\n"
-        "from jobs.results.wandb.process import service_pids\n"
+        "from jobs.results.wandb.service import end, service_pids\n"
         f"sink = WandbSink.start(WandbSettings(mode=WandbMode.offline), run_dir=Path({str(run_dir)!r}), config={{}},\n"
         "                       group=None, tags=[])\n"
         "for row in pickle.loads(sys.stdin.buffer.read()): sink.log_row(row, [])\n"
@@ -405,7 +448,7 @@ def test_killed_driver_leaves_its_rows_and_no_process(run_dir):
     (directory,) = (run_dir / "wandb").glob("offline-run-*")
     assert len(history(directory)) == 4
     service = int(killed.stdout)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{service}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)

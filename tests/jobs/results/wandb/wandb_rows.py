@@ -2,7 +2,10 @@
 
 import dataclasses
 
-from jobs.records.row import Case, Check, Derived, Row, Spread, Telemetry
+from jobs.records.case import Case
+from jobs.records.check import Check
+from jobs.records.row import Derived, Row, RowSummary, Telemetry
+from jobs.records.statistics import Spread
 
 CASE = Case(name="tiny.a", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
 CHECK = Check(
@@ -27,7 +30,7 @@ class Rank:
 MEMBERS = [Rank(0), Rank(1, "hostB")]
 
 
-def row(implementation: str, time_us: float, case: Case = CASE) -> Row:
+def row(implementation: str, time_us: float, case: Case = CASE) -> RowSummary:
     return Row(
         case=case,
         implementation=implementation,
@@ -56,7 +59,7 @@ def row(implementation: str, time_us: float, case: Case = CASE) -> Row:
                 throttle_reasons=("sw_power_cap",),
             ),
         ),
-    )
+    ).summary()
 
 
 WRONG = Row(
@@ -64,7 +67,7 @@ WRONG = Row(
     implementation="ppermute",
     requested="auto",
     check=dataclasses.replace(CHECK, passed=False, num_wrong=7, max_error=float("inf"), failed_ranks=(1,)),
-)
+).summary()
 ROWS = [row("ppermute", 100.0), row("xla", 150.0), row("ppermute", 200.0, dataclasses.replace(CASE, m_shard=16)), WRONG]
 
 _ALL = row("mosaic_gpu", 90.0)

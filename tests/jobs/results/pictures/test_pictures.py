@@ -1,16 +1,19 @@
 """What the pictures show, read from matplotlib's objects."""
 
 import dataclasses
+import itertools
 import logging
 import statistics
 
 import pytest
+from matplotlib.colors import to_hex, to_rgb
 
 from cmkernel import cost, performance_model
 from cmkernel.timeline import Interval, StepTimes
+from jobs.config.implementations import IMPLEMENTATIONS
 from jobs.results import pictures
 from jobs.results.disk.recorded_run import read_run
-from jobs.results.pictures import landscape, ranks, ring_timeline, selection, times, utilisation
+from jobs.results.pictures import landscape, ranks, ring_timeline, selection, style, times, utilisation
 from tests.jobs.run_rows import ARTICLE, H200, LLAMA3, article_rows, failed, not_run, with_time
 
 
@@ -74,8 +77,9 @@ def test_a_bar_for_each_implementation_from_zero_to_its_headline_time(llama3):
         assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(0, row.headline_us) for row in of_case]
         assert ax.get_title() == f"{of_case[0].case.name} m_shard={of_case[0].case.m_shard}"
         assert [text.split(",")[0] for text in axis_texts(ax)] == [
-            f"{row.headline_us:.{0 if row.headline_us >= 1000 else 1}f}" for row in of_case
+            f"{row.headline_us:.{0 if row.headline_us >= 1000 else 1}f} µs" for row in of_case
         ]
+        assert [text.xy for text in ax.texts] == [(row.headline_us, place) for place, row in enumerate(of_case)]
     assert figure.axes[-1].get_xlabel() == figure.axes[-2].get_xlabel() == "time of a call (µs)"
     assert "NVIDIA H200, bfloat16, D=2, in_graph_us of the slowest rank" in texts(figure)
 
@@ -104,7 +108,7 @@ def test_failed_and_not_run_rows_are_named_in_the_place_of_their_bar():
     (ax,) = times.figure(rows, H200).axes
     assert tick_labels(ax) == ["mosaic_gpu", "mosaic_gpu_simple", "ppermute", "torch_fused", "xla", "local"]
     assert len(ax.patches) == 4
-    words = {text.get_position()[1]: text.get_text().strip() for text in ax.texts}
+    words = {text.xy[1]: text.get_text() for text in ax.texts}
     assert (words[1], words[3]) == ("FAILED: 123 elements wrong", "not run")
 
 
@@ -163,6 +167,89 @@ def test_a_long_name_does_not_push_the_legend_into_the_panels():
         figure.draw_without_rendering()
     (ax,) = figure.axes
     assert figure.legends[0].get_window_extent().y0 > ax._left_title.get_window_extent().y1
+
+
+# Islands
+
+
+@pytest.fixture
+def islands():
+    """Three of one case, and one more on which the check failed."""
+    row = article_rows()[0]
+    samples = {"in_graph_us": [[[100.0, 101.0, 99.0]], [[100.0, 100.0, 101.0]]]}
+    rows = [with_time(row, us) for us in (120.0, 100.0, 110.0)]
+    return [
+        dataclasses.replace(
+            row,
+            island=f"rack{number}",
+            case=dataclasses.replace(row.case, num_ranks=2),
+            samples_us={
+                "in_graph_us": [[[us * row.headline_us for us in burst] for burst in r] for r in samples["in_graph_us"]]
+            },
+            derived=dataclasses.replace(row.derived, utilisation=50 / row.headline_us),
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def test_the_fastest_and_the_slowest_island_stand_beside_each_other(islands):
+    figure = times.figure(islands, H200)
+    (ax,) = figure.axes
+    assert tick_labels(ax) == ["mosaic_gpu, fastest", "mosaic_gpu, slowest"]
+    assert [bar.get_width() for bar in ax.patches] == [100.0, 120.0]
+    assert axis_texts(ax) == ["100.0 µs, rack1", "120.0 µs, rack0"]
+    assert any("the fastest and the slowest of 3 islands" in text for text in texts(figure))
+    (ax,) = utilisation.figure(islands, H200).axes
+    assert line(ax, "mosaic_gpu").get_ydata() == pytest.approx([50.0])
+    assert line(ax, "mosaic_gpu, slowest island").get_ydata() == pytest.approx([100 * 50 / 120])
+
+
+def test_an_island_whose_check_failed_is_the_slowest(islands):
+    (ax,) = times.figure([*islands, dataclasses.replace(failed(islands[0]), island="rack3")], H200).axes
+    assert axis_texts(ax) == ["100.0 µs, rack1", "FAILED: 123 elements wrong, rack3"]
+
+
+def test_the_samples_of_a_slow_island_lie_beside_those_of_a_fast_one(islands):
+    (ax,) = ranks.figure(islands, H200).axes
+    assert tick_labels(ax) == [f"m_shard=1024 k=4096 n_shard=4096, {place} island" for place in ("fastest", "slowest")]
+    fast, _, slow, _ = marked(ax, "|").get_xdata()
+    assert 100 * ((100 + slow) / (100 + fast) - 1) == pytest.approx(20.0)
+
+
+def test_timelines_of_the_fastest_and_the_slowest_island(islands):
+    steps = [
+        StepTimes(0, Interval(0.0, 40.0), None, 0.0),
+        StepTimes(1, Interval(38.0, 80.0), Interval(1.5, 30.0), 2.0),
+    ]
+    timeline = [[dataclasses.asdict(step) for step in steps]] * 2
+    axes = ring_timeline.figure([dataclasses.replace(row, timeline=timeline) for row in islands], H200).axes
+    assert [ax.get_title().split(";")[0].split(", ")[1] for ax in axes] == [
+        "fastest island rack1",
+        "slowest island rack0",
+    ]
+
+
+# Looks
+
+
+def lightness(colour):
+    """CIE L* of a colour: 0 is black, 100 white."""
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in to_rgb(colour)]
+    return 116 * sum(w * value for w, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) ** (1 / 3) - 16
+
+
+def test_every_implementation_has_a_colour_and_a_marker_of_its_own():
+    looks = [style.look(name) for name in IMPLEMENTATIONS]
+    assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == len(set(IMPLEMENTATIONS))
+    # Those that nearly every picture shows, in black and white.
+    shades = sorted(lightness(style.look(name).colour) for name in ("mosaic_gpu", "xla", "local"))
+    assert min(b - a for a, b in itertools.pairwise(shades)) > 8
+
+
+def test_no_bar_has_a_hatch(llama3):
+    with style.house_style():
+        figures = [kind.figure(rows, H200) for kind in pictures.KINDS for rows in (llama3, article_rows())]
+    assert not any(patch.get_hatch() for figure in figures if figure for ax in figure.axes for patch in ax.patches)
 
 
 # Utilisation
@@ -249,12 +336,12 @@ def test_a_panel_for_each_option_that_varies_and_the_fastest_of_each_value():
         (figure.axes[1], ["8", "16"], [100.0, 105.0]),
     ):
         assert [label.get_text() for label in ax.get_xticklabels()] == values
-        points = [line for line in ax.get_lines() if line.get_marker() == "o"]
+        points = [line for line in ax.get_lines() if line.get_markersize() == 4]
         assert sorted(line.get_ydata()[0] for line in points) == sorted(measured.values())
         (joined,) = [line for line in ax.get_lines() if len(line.get_xdata()) == 2]
         assert list(joined.get_ydata()) == best
-        (star,) = [line for line in ax.get_lines() if line.get_marker() == "*"]
-        assert star.get_ydata()[0] == 100.0
+        (fastest,) = [line for line in ax.get_lines() if line.get_markersize() == 7]
+        assert fastest.get_ydata()[0] == 100.0
 
 
 def test_each_case_has_panels_side_by_side_of_the_options_that_vary_in_it():
@@ -286,13 +373,17 @@ def test_too_few_configs_are_no_landscape(llama3):
 # The timeline
 
 
+def arrivals(ax):
+    return [bar for bar in ax.patches if to_hex(bar.get_facecolor()) == ring_timeline._ARRIVAL]
+
+
 def test_every_rank_multiplies_every_shard_and_receives_all_but_its_own():
     row = article_rows()[0]
     row = dataclasses.replace(row, case=dataclasses.replace(row.case, num_ranks=4))
     figure = ring_timeline.figure([row], H200)
     (ax,) = figure.axes
     assert len(ax.patches) == 4 * (4 + 3)
-    assert sum(bar.get_hatch() is not None for bar in ax.patches) == 4 * 3
+    assert len(arrivals(ax)) == 4 * 3
     shards = [text.get_text() for text in ax.texts]
     assert shards[:7] == [f"shard {shard}" for shard in (0, 1, 1, 2, 2, 3, 3)]
     assert texts(figure)[0] == "One revolution of the ring: MODELLED"
@@ -317,9 +408,8 @@ def test_measured_timelines_are_drawn_alone():
     assert texts(figure)[0] == "One revolution of the ring: measured"
     assert H200 in texts(figure)[1]
     assert "waits for pieces: 2.0 µs of a loading warp" in ax.get_title()
-    arrivals = [bar for bar in ax.patches if bar.get_hatch()]
-    assert [bar.get_x() + bar.get_width() for bar in arrivals] == [30.0, 35.0]
-    multiplies = [bar for bar in ax.patches if not bar.get_hatch()]
+    assert [bar.get_x() + bar.get_width() for bar in arrivals(ax)] == [30.0, 35.0]
+    multiplies = [bar for bar in ax.patches if bar not in arrivals(ax)]
     assert [bar.get_x() + bar.get_width() for bar in multiplies] == [40.0, 80.0, 45.0, 85.0]
 
 

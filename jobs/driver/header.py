@@ -1,0 +1,36 @@
+"""Lines above the rows of a gang: machine, versions, cases with their modelled times, and the columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from cmkernel import cost
+from jobs.driver.ranks import Ranks
+from jobs.records.case import Case
+from jobs.results.terminal import table
+
+
+def header_lines(ranks: Ranks, cases: Sequence[Case], island: str | None) -> list[str]:
+    """Header of a job's first gang, or of the first gang of its islands."""
+    # Over several hosts the model of one NVLink doesn't hold.
+    model = cost.device_model(ranks.device_kind) if ranks.layout.num_hosts == 1 else None
+    expected: list[tuple[Case, cost.ExpectedTime | None]] = []
+    for case in cases:
+        sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
+        expected.append((case, cost.expected_time(model, **sizes, dtype=case.dtype) if model else None))
+    return [
+        *table.header_lines(
+            members=[dataclasses.asdict(member) for member in ranks.members],
+            versions=ranks.members[0].versions,
+            links=", ".join(sorted(set(ranks.links()))),
+            cases=expected,
+            island=island,
+        ),
+        *table.host_lines(ranks.layout, cases, ranks.device_kind),
+    ]
+
+
+def device_lines(ranks: Ranks, island: str | None) -> list[str]:
+    """Where the ranks of a later gang are."""
+    return table.device_lines([dataclasses.asdict(member) for member in ranks.members], island)

@@ -1,0 +1,26 @@
+"""A benchmark or a tuner over a real gang, without the job around it."""
+
+import dataclasses
+
+from jobs.driver.measurement import Measurement
+from jobs.driver.ranks import Ranks
+
+
+class Observed:
+    """A measurement that keeps the steps that it reports, and the lines that it announces."""
+
+    def __init__(self, gang, settings, on_begin=lambda step: None):
+        self.begun, self.messages = [], []
+
+        def begin(step, text, best):
+            self.begun.append((step, text, best))
+            on_begin(step)
+
+        ranks = Ranks(gang, settings.cluster)
+        self.measurement = Measurement(ranks, settings, attempt=1, begin=begin, announce=self.messages.append)
+
+
+def with_table(settings, folder):
+    """Settings whose tuner writes to ``tuned.jsonl`` in ``folder``."""
+    tuning = dataclasses.replace(settings.tuning, table=str(folder / "tuned.jsonl"))
+    return dataclasses.replace(settings, tuning=tuning)
