@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from cmkernel.config import KernelConfig, PpermuteConfig
+from cmkernel.config import KernelConfig, PpermuteConfig, ScatterKernelConfig
 from cmkernel.performance_model import best_of_each_tile, heuristic_config, modelled_us
-from cmkernel.protocol import make_protocol
+from cmkernel.protocol import make_protocol, make_scatter_protocol
+from cmkernel.scatter_model import modelled_scatter_us, scatter_heuristic_config, scatter_tile_configs
 
 # The grid. Each value replaces the heuristic's, one option at a time.
 _GRID_TILE_WIDTHS = (16, 4, 32, 2)
@@ -48,6 +49,28 @@ def kernel_candidates(
     for config in [first, *(config for turn in in_turn for config in turn if config is not None)]:
         if modelled_us(config, **sizes) <= limit_us:
             unique.setdefault(_identity(config, sizes), config)
+    return list(unique.values())
+
+
+def scatter_kernel_candidates(
+    *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int, slowest: float
+) -> list[ScatterKernelConfig]:
+    """The same for the ``mosaic_gpu`` of ``matmul_reduce_scatter``: tiles and raster groups in turn."""
+    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
+
+    def time_us(config: ScatterKernelConfig) -> float:
+        return modelled_scatter_us(config, **sizes)
+
+    first = scatter_heuristic_config(**sizes)
+    widths = [dataclasses.replace(first, grid_tile_width=width) for width in _GRID_TILE_WIDTHS]
+    tiles = sorted(scatter_tile_configs(), key=time_us)
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(tiles, widths))
+    unique: dict[Any, ScatterKernelConfig] = {}
+    for config in [first, *filter(None, in_turn)]:
+        if time_us(config) <= slowest * time_us(first):
+            # Two configs whose raster groups a shape rounds alike are the same kernel.
+            rest = dataclasses.replace(config, grid_tile_width=1)
+            unique.setdefault((make_scatter_protocol(config, **sizes), rest), config)
     return list(unique.values())
 
 

@@ -17,12 +17,18 @@ def scatter_heuristic_config(
     *, m_shard: int, k: int, n_shard: int, num_ranks: int, num_sms: int, partial_bytes: int = OPERAND_BYTES
 ) -> ScatterKernelConfig:
     """Config of ``mosaic_gpu`` for ``matmul_reduce_scatter`` with the lowest ``modelled_scatter_us``."""
-    candidates = [
+    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
+    return min(
+        scatter_tile_configs(), key=lambda config: modelled_scatter_us(config, **sizes, partial_bytes=partial_bytes)
+    )
+
+
+def scatter_tile_configs() -> list[ScatterKernelConfig]:
+    """A config for each CTA tile that the heuristic considers."""
+    return [
         with_deepest_pipeline(ScatterKernelConfig(tile_m=tile_m, tile_n=tile_n, wg_dimension=wg_dimension))
         for tile_m, tile_n, wg_dimension in h200.STEP_TIMES
     ]
-    sizes = {"m_shard": m_shard, "k": k, "n_shard": n_shard, "num_ranks": num_ranks, "num_sms": num_sms}
-    return min(candidates, key=lambda config: modelled_scatter_us(config, **sizes, partial_bytes=partial_bytes))
 
 
 def modelled_scatter_us(

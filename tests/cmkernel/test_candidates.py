@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from cmkernel.candidates import kernel_candidates, ppermute_candidates
+from cmkernel.candidates import kernel_candidates, ppermute_candidates, scatter_kernel_candidates
 from cmkernel.config import PpermuteConfig
 from cmkernel.performance_model import heuristic_config, modelled_us
 from cmkernel.protocol import make_protocol
+from cmkernel.scatter_model import modelled_scatter_us, scatter_heuristic_config
 
 SHAPES = [(1024, 4096, 4096), (4096, 4096, 14336), (256, 8192, 5120), (8, 64, 64), (1000, 4104, 4200)]
 
@@ -25,6 +26,20 @@ def test_candidates_are_valid_and_each_kernel_is_there_once(shape, num_ranks, nu
     assert len(set(zip(protocols, tiles, strict=True))) == len(found)
     limit_us = 1.15 * modelled_us(found[0], **sizes)
     assert all(modelled_us(config, **sizes) <= limit_us for config in found)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_candidates_of_the_reduce_scatter(shape, num_ranks):
+    sizes = dict(zip(("m_shard", "k", "n_shard"), shape, strict=True)) | {"num_ranks": num_ranks, "num_sms": 132}
+    found = scatter_kernel_candidates(**sizes, slowest=1.3)
+    assert found[0] == scatter_heuristic_config(**sizes)
+    assert len(set(found)) == len(found)
+    limit_us = 1.3 * modelled_scatter_us(found[0], **sizes)
+    assert all(modelled_scatter_us(config, **sizes) <= limit_us for config in found)
+    if shape == (4096, 4096, 14336):
+        assert {config.grid_tile_width for config in found} >= {2, 4, 8, 16, 32}
+        assert len({(config.tile_m, config.tile_n) for config in found}) > 1
 
 
 def changed(config, reference):

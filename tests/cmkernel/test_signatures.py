@@ -61,6 +61,7 @@ def run(function, lhs_shape, rhs_shape, dtype=jnp.float32):
     ("function", "names"),
     [
         (cmkernel.all_gather_matmul, {"lhs", "rhs", "return"}),
+        (cmkernel.matmul_reduce_scatter, {"lhs", "rhs", "return"}),
         (cmkernel.choose_implementation, {"lhs", "rhs"}),
     ],
 )
@@ -77,6 +78,15 @@ def test_shapes_are_as_promised(implementation, batch):
     assert run(multiply, (*batch, 16, 32), (32, 24)).shape == (*batch, NUM_RANKS * 16, 24)
 
 
+@pytest.mark.parametrize("implementation", ["auto", "ppermute", "xla"])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_shapes_of_the_reduce_scatter_are_as_promised(implementation, batch):
+    multiply = functools.partial(
+        enforced(api.matmul_reduce_scatter), axis_name="x", implementation=implementation, out_dtype=jnp.float32
+    )
+    assert run(multiply, (*batch, NUM_RANKS * 16, 32), (32, 24)).shape == (*batch, 16, 24)
+
+
 def test_a_choice_takes_the_shapes_of_the_call():
     def choose(lhs, rhs):
         assert enforced(choice.choose_implementation)(lhs, rhs, axis_name="x").implementation == "ppermute"
@@ -85,7 +95,9 @@ def test_a_choice_takes_the_shapes_of_the_call():
     run(choose, (16, 32), (32, 24))
 
 
-@pytest.mark.parametrize("function", [cmkernel.all_gather_matmul, cmkernel.choose_implementation])
+@pytest.mark.parametrize(
+    "function", [cmkernel.all_gather_matmul, cmkernel.matmul_reduce_scatter, cmkernel.choose_implementation]
+)
 @pytest.mark.parametrize(
     ("lhs", "rhs", "dtype", "name"),
     [
