@@ -59,18 +59,18 @@ def ring_matmul_reduce_scatter(
         tells it. jax raises it at lowering if the mesh's devices aren't in the order of their ids.
     """
     num_ranks = lax.axis_size(axis_name)
-    call_ = Call.of(lhs, rhs, num_ranks, config, out_dtype, partial_dtype, num_sms)
+    launch = Launch.of(lhs, rhs, num_ranks, config, out_dtype, partial_dtype, num_sms)
     communicates = num_ranks > 1
-    operands = call_.padded(lhs, rhs)
+    operands = launch.padded(lhs, rhs)
     if communicates:
         operands = [lax.optimization_barrier(operand) for operand in operands]
 
     def body(lhs_gmem: Ref, rhs_gmem: Ref, out_gmem: Ref, *refs: Ref, **smem: Any) -> ScatterCta:
         scratch_gmem, staging_gmem = refs if communicates else (None, None)
-        counters = pl.get_global(plgpu.SemaphoreType.REGULAR((call_.protocol.num_counters,))) if communicates else None
+        counters = pl.get_global(plgpu.SemaphoreType.REGULAR((launch.protocol.num_counters,))) if communicates else None
         return ScatterCta(
             config=config,
-            protocol=call_.protocol,
+            protocol=launch.protocol,
             communicates=communicates,
             rank=lax.axis_index(axis_name) if communicates else 0,
             index=lax.axis_index("sm"),
@@ -84,10 +84,10 @@ def ring_matmul_reduce_scatter(
             **smem,
         )
 
-    results = call_.run(body, *operands)
+    results = launch.run(body, *operands)
     if communicates:
         results = [lax.optimization_barrier(result) for result in results]
-    return call_.sliced(results[0])
+    return launch.sliced(results[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,14 +129,14 @@ def local_matmul_reduce_scatter(
     ``[D - 1, m / D, n]`` step by step. ``interpret`` is passed to ``plgpu.kernel``; ``overlaid`` is an option of
     ``scatter_smem_types``.
     """
-    call_ = Call.of(lhs, rhs, len(received) + 1, config, out_dtype, received.dtype, num_sms)
-    _, rows, columns = call_.scratch_shape
+    launch = Launch.of(lhs, rhs, len(received) + 1, config, out_dtype, received.dtype, num_sms)
+    _, rows, columns = launch.scratch_shape
     received = jnp.pad(received, [(0, 0), (0, rows - received.shape[1]), (0, columns - received.shape[2])])
 
     def body(lhs_gmem, rhs_gmem, received_gmem, out_gmem, sent_gmem, staging_gmem, **smem) -> LocalCta:
         return LocalCta(
             config=config,
-            protocol=call_.protocol,
+            protocol=launch.protocol,
             communicates=True,
             rank=rank,
             index=lax.axis_index("sm"),
@@ -150,12 +150,12 @@ def local_matmul_reduce_scatter(
             **smem,
         )
 
-    out, sent, _ = call_.run(body, *call_.padded(lhs, rhs), received, overlaid=overlaid, interpret=interpret)
-    return call_.sliced(out), call_.sliced(sent)
+    out, sent, _ = launch.run(body, *launch.padded(lhs, rhs), received, overlaid=overlaid, interpret=interpret)
+    return launch.sliced(out), launch.sliced(sent)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class Launch:
     """Shapes of one call on one rank, padded to what the copies need."""
 
     protocol: ScatterProtocol
@@ -179,7 +179,7 @@ class Call:
         out_dtype: Any,
         partial_dtype: Any,
         num_sms: int | None,
-    ) -> Call:
+    ) -> Launch:
         """Call on lhs ``[m, k_shard]`` and rhs ``[k_shard, n]``, after a check of both."""
         out_dtype = jnp.dtype(lhs.dtype if out_dtype is None else out_dtype)
         partial_dtype = jnp.dtype(lhs.dtype if partial_dtype is None else partial_dtype)

@@ -21,7 +21,7 @@ from cmkernel.config import KernelConfig, ScatterKernelConfig
 from cmkernel.integers import Int
 from cmkernel.mosaic_gpu import call, num_result_columns, padded, validate_operands
 from cmkernel.mosaic_gpu_cta import Cta, Delay, Ref, await_count, smem_types
-from cmkernel.mosaic_gpu_scatter import Call
+from cmkernel.mosaic_gpu_scatter import Launch
 from cmkernel.mosaic_gpu_scatter_cta import ScatterCta
 from cmkernel.protocol import make_protocol
 
@@ -151,13 +151,13 @@ def virtual_ring_matmul_reduce_scatter(
             f"{lhs.shape=} and {rhs.shape=} must be [D, m, k_shard] and [D, k_shard, n], with D at least 2"
         )
     num_ctas = (hardware.num_sms() if num_sms is None else num_sms) // num_ranks
-    call_ = Call.of(lhs[0], rhs[0], num_ranks, config, out_dtype, partial_dtype, num_ctas)
+    launch = Launch.of(lhs[0], rhs[0], num_ranks, config, out_dtype, partial_dtype, num_ctas)
 
     def body(lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, staging_gmem, **smem) -> VirtualScatterCta:
         rank = lax.div(lax.axis_index("sm"), num_ctas)
         return VirtualScatterCta(
             config=config,
-            protocol=call_.protocol,
+            protocol=launch.protocol,
             communicates=True,
             rank=rank,
             index=lax.rem(lax.axis_index("sm"), num_ctas),
@@ -167,10 +167,10 @@ def virtual_ring_matmul_reduce_scatter(
             scratch_gmem=scratch_gmem.at[rank],
             all_scratch_gmem=scratch_gmem,
             staging_gmem=staging_gmem.at[rank],
-            counters=pl.get_global(plgpu.SemaphoreType.REGULAR((num_ranks * call_.protocol.num_counters,))),
+            counters=pl.get_global(plgpu.SemaphoreType.REGULAR((num_ranks * launch.protocol.num_counters,))),
             delay=delay,
             **smem,
         )
 
-    out, _, _ = call_.run(body, *call_.padded(lhs, rhs), num_virtual=num_ranks)
-    return call_.sliced(out)
+    out, _, _ = launch.run(body, *launch.padded(lhs, rhs), num_virtual=num_ranks)
+    return launch.sliced(out)

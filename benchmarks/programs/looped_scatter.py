@@ -29,7 +29,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from cmkernel import hardware, reference
 from cmkernel.config import SEND_BLOCK_ROW_BYTES, SEND_BLOCK_ROWS, MatmulDimension, ScatterKernelConfig
 from cmkernel.mosaic_gpu_cta import await_count
-from cmkernel.mosaic_gpu_scatter import Call
+from cmkernel.mosaic_gpu_scatter import Launch
 from cmkernel.mosaic_gpu_scatter_cta import ScatterCta
 from cmkernel.scatter_model import scatter_heuristic_config
 from jobs.measure.profile import profile
@@ -98,18 +98,18 @@ def first_due(protocol):
 
 
 def looped(lhs, rhs, steps_ns, *, num_ranks, config, partial_dtype):
-    call_ = Call.of(lhs, rhs, num_ranks, config, None, partial_dtype, hardware.num_sms())
-    num_words = first_due(call_.protocol) + 2 + 2 * call_.protocol.num_compute_ctas
+    launch = Launch.of(lhs, rhs, num_ranks, config, None, partial_dtype, hardware.num_sms())
+    num_words = first_due(launch.protocol) + 2 + 2 * launch.protocol.num_compute_ctas
 
     def body(lhs_gmem, rhs_gmem, steps_ns, out_gmem, scratch_gmem, staging_gmem, **smem):
         return LoopedCta(
-            config=config, protocol=call_.protocol, communicates=True, rank=0, index=lax.axis_index("sm"),
+            config=config, protocol=launch.protocol, communicates=True, rank=0, index=lax.axis_index("sm"),
             lhs_gmem=lhs_gmem, rhs_gmem=rhs_gmem, out_gmem=out_gmem, scratch_gmem=scratch_gmem,
             staging_gmem=staging_gmem, counters=pl.get_global(plgpu.SemaphoreType.REGULAR((num_words,))),
             steps_ns=steps_ns, **smem,
         )  # fmt: skip
 
-    return call_.sliced(call_.run(body, *call_.padded(lhs, rhs), steps_ns)[0])
+    return launch.sliced(launch.run(body, *launch.padded(lhs, rhs), steps_ns)[0])
 
 
 @jax.jit

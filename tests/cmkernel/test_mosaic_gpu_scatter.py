@@ -273,6 +273,36 @@ def test_the_public_function_runs_the_kernel_forward_and_backward(monkeypatch):
     assert '"stablehlo.all_gather"(' not in text, "the gradient of rhs uses what that gathered"
 
 
+@pytest.mark.parametrize("partial_dtype", [None, jnp.float32])
+def test_scanned_layers_lower_with_both_kernels(partial_dtype, monkeypatch):
+    options = {"axis_name": "x", "implementation": "mosaic_gpu", "partial_dtype": partial_dtype}
+
+    def layer(x, weights):
+        up, down = weights
+        hidden = jax.nn.silu(cmkernel.all_gather_matmul(x, up, **options))
+        return x + cmkernel.matmul_reduce_scatter(hidden, down, **options), None
+
+    def loss(weights, x):
+        return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, weights)[0].astype(jnp.float32))
+
+    monkeypatch.setattr(hardware, "unsupported_reason", lambda **_: None)
+    monkeypatch.setattr(hardware, "num_sms", lambda: 132)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    stacked = P(None, None, "x"), P(None, "x", None)
+    gradient = jax.shard_map(
+        jax.grad(loss), mesh=mesh, in_specs=(stacked, P("x", None)), out_specs=stacked, check_vma=False
+    )
+    shapes = (3, 128, 512), (3, 512, 128), (256, 128)
+    up, down, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    text = jax.jit(gradient).trace((up, down), x).lower(lowering_platforms=("cuda",)).as_text()
+    # Forward; forward again but for the last one, whose result nobody needs; and the gradient of each.
+    assert text.count("custom_call @mosaic_gpu") == 2 + 1 + 2
+    wide = [
+        line for line in text.splitlines() if "custom_call @mosaic_gpu" in line and "x128xf32>" in line.split("->")[-1]
+    ]
+    assert len(wide) == (0 if partial_dtype is None else 2) + (partial_dtype is None)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
