@@ -1,4 +1,4 @@
-"""A table of tuned configs that several jobs write: real processes on one file."""
+"""A table of tuned configs that several jobs write at the same time."""
 
 import dataclasses
 import fcntl
