@@ -163,7 +163,6 @@ def _steps(case: Case, requests: Sequence[Request], settings: Settings, device_k
 
 
 BENCH = Kind(
-    name="jobs.bench",
     refuse=lambda settings: None,
     unfinished=_unfinished,
     steps=_steps,

@@ -20,8 +20,6 @@ Runner = Callable[[Case, Sequence[RowSummary]], Iterable[list[Row]]]
 class Kind:
     """Behaviour that differs between ``BENCH`` and ``TUNE``."""
 
-    name: str
-    """Module of the entry point."""
     refuse: Callable[[Settings], None]
     """Raises ``UsageError`` if this kind of job can't have these settings."""
     unfinished: Callable[[Settings, Sequence[Case], Sequence[RowSummary]], list[Case]]

@@ -82,7 +82,7 @@ class Measurement:
         ]
 
     def check(self, case: Case, name: str, *, is_target: bool, calls: int | None = None) -> Check:
-        """Check the programs called ``name``; the config's fault is planted where ``is_target``."""
+        """Check the programs called ``name``; the config's fault is planted if ``is_target``."""
         check = self.settings.check
         # With fault_after the fault is planted in the soak instead.
         fault = check.fault if is_target and check.fault_after is None else Fault.none

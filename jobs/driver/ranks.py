@@ -45,7 +45,7 @@ class Ranks:
 
     @property
     def on_gpus(self) -> bool:
-        """True where every rank has a GPU."""
+        """True if every rank has a GPU."""
         return self.members[0].gpu_uuid is not None
 
     def links(self) -> list[str]:

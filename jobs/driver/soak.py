@@ -20,7 +20,7 @@ from jobs.results.terminal.steps import soak_step
 # minute, which is all that a lost gang can lose.
 _SLICES = 20
 _MIN_SLICE_S, _MAX_SLICE_S = 1.0, 60.0
-# Iterations of a case's first slice, which compiles, and the largest ratio of a slice's iterations to the last one's.
+# Iterations of a case's first slice, which compiles; most iterations of a slice, as a multiple of the last slice's.
 _FIRST_ITERATIONS, _GROWTH = 2 * INTEGERS_EVERY, 8
 
 

@@ -204,7 +204,6 @@ def _steps(case: Case, requests: Sequence[Request], settings: Settings, device_k
 
 
 TUNE = Kind(
-    name="jobs.tune",
     refuse=_refuse,
     unfinished=_unfinished,
     steps=_steps,

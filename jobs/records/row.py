@@ -123,7 +123,7 @@ class RowSummary(RowBase):
     medians_us: dict[str, list[float]]
     """Medians by name of the time, one per rank."""
     headline_quartiles_us: list[Quartiles]
-    """Quartiles of each rank's headline samples; empty where there is no time."""
+    """Quartiles of each rank's headline samples; empty without a time."""
     samples_us: Samples
     """Headline samples of a candidate, because candidates are compared burst by burst; empty for other rows."""
 
@@ -156,7 +156,7 @@ class Row(RowBase):
 
     @property
     def headline_quartiles_us(self) -> list[Quartiles]:
-        """Quartiles of each rank's headline samples; empty where there is no time."""
+        """Quartiles of each rank's headline samples; empty without a time."""
         return [Quartiles.of(bursts) for bursts in self.samples_us.get(HEADLINE, ())]
 
     def summary(self) -> RowSummary:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import statistics
 from collections.abc import Mapping, Sequence
 
 from jobs.config.implementations import LOCALS
 from jobs.records.row import HEADLINE
+from jobs.records.statistics import headline_us
 from jobs.results.analysis.derive import fastest_us
 
 
@@ -40,9 +39,4 @@ def best_of_samples(samples: Mapping[str, Mapping[str, Sequence[Sequence[Sequenc
     """Find the fastest from raw samples: ``[rank][burst][sample]`` by implementation and time, empty ones left out."""
     # A burst is empty where there are more bursts than chains.
     timed = {name: times[HEADLINE] for name, times in samples.items() if all(map(any, times[HEADLINE]))}
-    return best(
-        {
-            name: max(statistics.median(itertools.chain.from_iterable(bursts)) for bursts in ranks)
-            for name, ranks in timed.items()
-        }
-    )
+    return best({name: headline_us(ranks) for name, ranks in timed.items()})

@@ -112,7 +112,7 @@ def test_earlier_versions_lack_fields(version, missing, tmp_path):
     (tmp_path / "results.jsonl").write_text(json.dumps(data) + "\n")
     (restored,) = read(tmp_path / "results.jsonl")
     assert restored == row
-    assert (restored.attempt, found.island, found.timeline) == (1, None, [])
+    assert (restored.attempt, restored.island, restored.timeline) == (1, None, [])
 
 
 def test_what_stays_of_a_row_has_no_bulk():
