@@ -64,6 +64,7 @@ if $all && ((${#missing[@]})); then
 fi
 
 # An empty expression selects all; a later -m among the arguments wins.
+given=$#
 if $all; then set -- -m "" "$@"; fi
 make_environment requirements.lock requirements-dev.lock
 
@@ -78,9 +79,23 @@ if ((${#failed[@]})); then
   echo "pytest not run"
   exit 1
 fi
-if (($#)); then
+if ((given)); then
   printf '== pytest %s\n' "${*@Q}"
-else
-  echo "== pytest: the fast tests that need no GPU (--all: all tests; -m gpu: those of GPUs)"
+  exec python -m pytest "$@"
 fi
-exec python -m pytest "$@"
+
+# Three pytest processes side by side: two that compute, and one that waits for Ray most of the time.
+if $all; then echo "== pytest: all tests"; else echo "== pytest: the fast tests that need no GPU (--help)"; fi
+logs=$(mktemp -d)
+code=0
+declare -A pids
+python -m pytest tests/integration "$@" &>"$logs/integration" & pids[integration]=$!
+python -m pytest tests/jobs "$@" &>"$logs/jobs" & pids[jobs]=$!
+trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
+python -m pytest --ignore tests/jobs --ignore tests/integration "$@" || code=$?
+for name in jobs integration; do
+  wait "${pids[$name]}" || code=$?
+  echo "== pytest tests/$name"
+  cat "$logs/$name"
+done
+exit "$code"
