@@ -1,4 +1,4 @@
-"""Settings of a job, final from here on, and its run directory: everything that needs no cluster is refused here."""
+"""Opening of a job: final settings, run directory, and every refusal that needs no cluster."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ TABLE_NAME = "tuned.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job before it has met its cluster. Nothing in it changes any more."""
+    """A job before it connects to a cluster; immutable."""
 
     settings: Settings
     kind: Kind
     naming: Naming
     run_dir: RunDir
     table: Table | None
-    """Tuned configs that ``kernel.table`` names; ``None``: those that ship with cmkernel."""
+    """Tuned configs of ``kernel.table``; ``None``: the table that ships with cmkernel."""
 
 
 def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
-    """The job that a composed config asks for, with its run directory.
+    """Open the job of a composed config, with its run directory.
 
     Raises:
       UsageError: an option breaks its rule, contradicts the job that is resumed, or names a file that can't be used.
@@ -55,13 +55,13 @@ def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
 
 
 def _recorded_ranks(run_dir: RunDir) -> int | None:
-    """Ranks of the job that is resumed; ``None`` where it has no row."""
+    """Number of ranks of the job to resume; ``None`` if it has no row."""
     first = next(iterate(run_dir.journal_path), None) if run_dir.journal_path.exists() else None
     return None if first is None else first.case.num_ranks
 
 
 def _with_absolute_paths(settings: Settings, run_dir: RunDir, naming: Naming) -> Settings:
-    """Tables that are the same files wherever the job is resumed; that of the tuner must be writable."""
+    """Settings with absolute paths of tables, so that they hold wherever the job is resumed."""
     kernel, tuning = settings.kernel, settings.tuning
     if kernel.table is not None:
         kernel = dataclasses.replace(kernel, table=str(Path(kernel.table).expanduser().absolute()))
@@ -72,7 +72,7 @@ def _with_absolute_paths(settings: Settings, run_dir: RunDir, naming: Naming) ->
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Refuse a table that can't get the winners now, not once the first case has been measured."""
+    """Refuse a table that can't be written now, rather than after the first case has been measured."""
     if not path.parent.is_dir():
         raise UsageError(f"tuning.table={path}: {path.parent} is no folder")
     if path.exists():

@@ -38,10 +38,10 @@ class Noise:
     run: float = 0.007
     """Common to all cases of a run."""
     case: float = 0.007
-    """Of a case in a run."""
+    """Specific to a case in a run."""
     burst: float = 0.005
     sample: float = 0.005
-    """Of an exponential distribution: times have a long tail on one side."""
+    """Exponentially distributed: times have a long tail on one side."""
 
 
 def samples(rng, times_us, noise, *, ranks=2, bursts=6, length=2):

@@ -32,7 +32,7 @@ def side(tmp_path, name, *runs, **options):
 
 
 def compared(tmp_path, base, new, **options):
-    """Of lists of runs, each a list of rows."""
+    """Compare lists of runs, each a list of rows."""
     return compare(
         side(tmp_path, "base", *base),
         side(tmp_path, "new", *new),
@@ -64,7 +64,7 @@ def test_what_auto_took_is_compared_where_it_took_something_else(tmp_path):
 
     xla, other = measured(160, implementation="xla"), measured(300, m_shard=2048)
     base = [run(measured(100 + n / 10), xla, other) for n in range(3)]
-    # As where a library that the kernel needs is gone.
+    # `auto` falls back to `xla`, for example because a library that the kernel needs is gone.
     new = [run(measured(160 + n / 10, implementation="xla"), other) for n in range(3)]
     found = compared(tmp_path, base, new, fail_over=0.03)
     slower = [(r.key.implementation, r.verdict is Verdict.slower) for r in found.rows]

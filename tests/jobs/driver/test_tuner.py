@@ -1,4 +1,4 @@
-"""What can be told of a tuning without a gang: its options, and which rounds are complete."""
+"""Tuning without a gang: its options, and the rounds that are complete."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def rows_of(*requested):
 
 
 def opened(folder, *overrides, kind=TUNE, submission=None):
-    """The job of these overrides in a run directory of its own."""
+    """Job of these overrides, in its own run directory."""
     naming = Naming(overrides=overrides, point=None, multirun=None, submission=submission, env_set="{}")
     return open_job(composed_config(*overrides, f"run_dir={folder / 'run'}"), kind, naming)
 
@@ -128,7 +128,7 @@ def test_each_kind_of_job_refuses_the_others_run_directory():
 
 
 def test_a_candidate_is_compared_with_the_reference_burst_by_burst():
-    # Everything takes twice as long in the second burst, and a third one only the reference had.
+    # Times double in the second burst, and only the reference has a third one.
     candidate = [[[9.0, 9.0], [18.0, 18.0]], [[8.0, 8.0], [16.0, 16.0]]]
     reference = [[[10.0, 10.0], [20.0, 20.0], [99.0]], [[9.0, 9.0], [18.0, 18.0], [99.0]]]
     assert relative(candidate, reference) == pytest.approx(0.9)

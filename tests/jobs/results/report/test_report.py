@@ -22,7 +22,7 @@ from jobs.results.report import tables, write_report
 from tests.jobs.run_rows import ARTICLE, BENCHMARKS, LLAMA3, article_rows, failed, not_run, run_of
 
 ROOT = BENCHMARKS.parent
-# What a config or an error may hold.
+# Text that a config or an error may contain.
 HOSTILE = """</td></pre><script>document.title="injected"</script><img src=x onerror='alert(1)'> & "quotes" ${title}"""
 
 
@@ -153,7 +153,7 @@ def test_pictures_are_inside_and_nothing_is_outside(article_page):
     texts = {value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")}
     assert len(texts) == 4
     assert all(texts)
-    # Or a browser that forces dark pages turns their black text white, on white.
+    # Without it a browser that forces dark pages turns their black text white, on white.
     pictures = [base64.b64decode(source.partition(",")[2]) for source in sources]
     assert all(b'<svg style="color-scheme: only light"' in picture for picture in pictures)
 
