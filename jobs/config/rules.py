@@ -13,7 +13,6 @@ from cmkernel.config import CONFIG_TYPES
 from jobs.config.choices import Fault, World
 from jobs.config.implementations import IMPLEMENTATIONS
 from jobs.config.options import leaves, refuse_value, renamed_option, with_new_names
-from jobs.config.problem import expand, resolve_problem
 from jobs.config.schema import CheckSettings, ClusterSettings, KernelSettings, Settings, TimingSettings
 from jobs.errors import UsageError
 
@@ -32,8 +31,6 @@ def to_settings(config: DictConfig) -> Settings:
     assert isinstance(settings, Settings)
     for name, field, value in leaves(settings):
         refuse_value(name, field, value)
-    # The number of ranks may still be unknown; the sizes are known.
-    expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
     _refuse_cluster(settings.cluster)
     _refuse_fault(settings.check, settings.timing)
     _refuse_baselines(settings.timing)

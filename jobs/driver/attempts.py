@@ -131,7 +131,7 @@ class Attempts:
                 begin=self._begin,
                 announce=self._announce,
             )
-            run = self._plan.kind.runner(measurement, requests)
+            run = self._plan.kind.runner(measurement, requests, self._plan.winners_path)
             for case in cases:
                 for rows in run(case, self._ledger.rows(self.name)):
                     self._ledger.take(rows, gang.members)

@@ -166,5 +166,5 @@ BENCH = Kind(
     refuse=lambda settings: None,
     unfinished=_unfinished,
     steps=_steps,
-    runner=lambda measurement, requests: Benchmark(measurement, requests).run,
+    runner=lambda measurement, requests, winners_path: Benchmark(measurement, requests).run,
 )

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobs.driver.outcome import Outcome
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
 Job = Callable[["DictConfig", Outcome], None]
 """Runs a composed config and records its end in the outcome; slow imports wait until it is called."""
 
-_TEMPORARY = "cmkernel-"
+_own_folders: list[str] = []
+"""Temporary folders that this process made, for ``leave`` to remove."""
 
 
 @dataclasses.dataclass
@@ -67,8 +67,7 @@ def main(job: Job, between_points: AbstractContextManager[Any] | None = None) ->
     logging.basicConfig(level=logging.INFO, handlers=[_stderr_handler()])
     session = _Session()
     with session.whole.recording(), stop_on_signals(), between_points or contextlib.nullcontext():
-        # Libraries remove temporary folders only on a normal exit. They go into this one, which ``leave`` removes.
-        tempfile.tempdir = tempfile.mkdtemp(prefix=_TEMPORARY)
+        _keep_temporary_files_together()
         _run_hydra(job, session)
     if not session.outcomes and session.whole.status == "ok":
         return EXIT_OK  # --help, --cfg and the like
@@ -79,14 +78,22 @@ def main(job: Job, between_points: AbstractContextManager[Any] | None = None) ->
 
 def leave(code: int) -> NoReturn:
     """End the process with this exit code."""
-    if Path(tempfile.gettempdir()).name.startswith(_TEMPORARY):
-        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    for folder in _own_folders:
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         code = code or EXIT_INFRASTRUCTURE
     # Threads of Ray or W&B that outlive their close must neither keep the job alive nor change its exit code.
     os._exit(code)
+
+
+def _keep_temporary_files_together() -> None:
+    """Send temporary files of libraries to one folder, which ``leave`` removes: they do so only on a normal exit."""
+    # Without a usable temporary folder the libraries that need one say so.
+    with contextlib.suppress(OSError):
+        tempfile.tempdir = tempfile.mkdtemp(prefix="cmkernel-")
+        _own_folders.append(tempfile.tempdir)
 
 
 def _run_hydra(job: Job, session: _Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from jobs.config.schema import Settings
 from jobs.driver.measurement import Measurement
@@ -26,5 +27,6 @@ class Kind:
     """Cases that still lack rows; raises ``UsageError`` for rows of the other kind."""
     steps: Callable[[Case, Sequence[Request], Settings, str], list[Step]]
     """All steps of a case on a kind of device, assuming that none is skipped."""
-    runner: Callable[[Measurement, Sequence[Request]], Runner]
-    """Makes the function that measures cases on one gang."""
+    runner: Callable[[Measurement, Sequence[Request], Path], Runner]
+    """Makes the function that measures cases on one gang; the path is that of the table for winners."""
+    writes_table: bool = False

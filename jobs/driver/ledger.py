@@ -74,10 +74,11 @@ class Ledger:
             for row in rows:
                 self._journal.append(row)
                 assert self._outcome.wandb is not None
-                self._outcome.wandb.log_row(row.summary(), members)
+                summary = row.summary()
+                self._outcome.wandb.log_row(summary, members)
                 for line in table.row_lines(row, self._view, beside=rows):
                     self._progress.print(line)
-                self._outcome.rows.append(row.summary())
+                self._outcome.rows.append(summary)
 
     def points(self, island: str | None) -> list[Point]:
         """Slices of the soak of one island so far; ``None`` in a job without islands."""

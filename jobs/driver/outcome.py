@@ -55,7 +55,8 @@ class Outcome:
             self.end(error.status, error.exit_code, f"{where}{error}")
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(("jobs", "cmkernel")):
-                self.end("infrastructure_error", EXIT_INFRASTRUCTURE, f"{sys.executable}: {error}; {_INSTALL}")
+                logger.info("a package is missing", exc_info=True)
+                self.end("infrastructure_error", EXIT_INFRASTRUCTURE, f"{where}{sys.executable}: {error}; {_INSTALL}")
                 return
             logger.exception("unexpected error, probably a bug")
             self.end("internal_error", EXIT_INFRASTRUCTURE, f"{where}{type(error).__name__}: {error}")

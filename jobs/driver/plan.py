@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 
 from cmkernel import Table
 from jobs.config.choices import World
@@ -38,6 +39,8 @@ class Plan:
     """``kernel.implementation``, then the baselines."""
     islands: tuple[Island, ...]
     """Empty if all ranks are one world."""
+    winners_path: Path
+    """Table that gets the winners of a tuning."""
     environment: Environment
     """Content of ``environment.json`` before the first gang."""
     overrides: tuple[str, ...]
@@ -72,6 +75,7 @@ def resolve(job: Job, cluster: Cluster, rows: Sequence[RowSummary]) -> Plan:
         cases=cases,
         requests=requests_of(settings, job.table),
         islands=islands,
+        winners_path=job.winners_path,
         environment=_environment(job, versions, islands),
         overrides=job.naming.overrides,
     )

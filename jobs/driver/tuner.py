@@ -34,10 +34,11 @@ class Tuner:
       target: implementation to tune, with the table in use; ``auto``: the kernel on GPUs, the portable ring on CPUs.
     """
 
-    def __init__(self, measurement: Measurement, target: Request) -> None:
+    def __init__(self, measurement: Measurement, target: Request, winners_path: Path) -> None:
         self._measurement = measurement
         self._ranks = measurement.ranks
         self._tuning = measurement.settings.tuning
+        self._winners_path = winners_path
         self._table = shipped() if target.table is None else target.table
         self._implementation = target.implementation
         if target.implementation == "auto":
@@ -156,7 +157,6 @@ class Tuner:
         assert best.config
         assert best.headline_us
         assert reference.headline_us
-        assert self._tuning.table
         entry = Entry(
             shape=self._shape(case),
             implementation=self._implementation,
@@ -166,9 +166,8 @@ class Tuner:
             date=best.time[: len("2000-01-01")],
             jax=self._ranks.members[0].versions["jax"],
         )
-        path = Path(self._tuning.table)
-        add_entry("tuning.table", path, entry)
-        self._measurement.announce(f"{case}: {winner_sentence(best, reference)}; in {path}")
+        add_entry("tuning.table", self._winners_path, entry)
+        self._measurement.announce(f"{case}: {winner_sentence(best, reference)}; in {self._winners_path}")
 
 
 def _refuse(settings: Settings) -> None:
@@ -207,5 +206,6 @@ TUNE = Kind(
     refuse=_refuse,
     unfinished=_unfinished,
     steps=_steps,
-    runner=lambda measurement, requests: Tuner(measurement, requests[0]).run,
+    runner=lambda measurement, requests, winners_path: Tuner(measurement, requests[0], winners_path).run,
+    writes_table=True,
 )

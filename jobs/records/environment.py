@@ -100,9 +100,9 @@ class Environment:
         return next((gang.members for gang in gangs if gang.attempt == row.attempt), ())
 
     def to_json(self) -> dict[str, Any]:
-        """JSON object of ``environment.json``. A job without islands has the fields of its gangs at the top level."""
+        """Object of ``environment.json``, for ``json_safe``: without islands the gangs' fields are at the top level."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "gangs"}
-        gangs = [_known(dataclasses.asdict(one)) for one in self.gangs]
+        gangs = [_known(one) for one in self.gangs]
         return {**data, **(gangs[0] if self.gangs[0].island is None else {"islands": gangs})}
 
     @classmethod
@@ -172,9 +172,12 @@ def _filled(gangs: Mapping[str, Any]) -> dict[str, Any]:
     return {**gangs, "members": members, **({"earlier_attempts": earlier} if earlier else {})}
 
 
-def _known(gangs: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop empty fields: a gang that hasn't begun has neither number nor members."""
-    earlier = [_known(gang) for gang in gangs.get("earlier_attempts", ())]
-    known = {key: value for key, value in gangs.items() if value not in (None, ()) and (key, value) != ("attempt", 0)}
-    lists = {"members": list(gangs["members"]), "earlier_attempts": earlier}
-    return {**known, **{key: value for key, value in lists.items() if value}}
+def _known(record: GangsRecord | GangRecord) -> dict[str, Any]:
+    """Fields that aren't empty: a gang that hasn't begun has neither number nor members."""
+    fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    known = {name: value for name, value in fields.items() if value not in (None, ())}
+    if not record.attempt:
+        del known["attempt"]
+    if isinstance(record, GangsRecord) and record.earlier_attempts:
+        known["earlier_attempts"] = [_known(gang) for gang in record.earlier_attempts]
+    return known

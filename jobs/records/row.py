@@ -146,8 +146,6 @@ class Row(RowBase):
             raise ValueError(f"{self.case}: {self.implementation} has no check: it needs a reason, and no time")
         if self.failed and has_time:
             raise ValueError(f"{self.case}: {self.implementation} has a time although its check failed")
-        if self.version not in READABLE_VERSIONS:
-            raise ValueError(f"version={self.version} of a row must be one of {READABLE_VERSIONS}")
 
     @property
     def medians_us(self) -> dict[str, list[float]]:

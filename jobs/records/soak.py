@@ -10,6 +10,7 @@ from jobs.records.case import Case
 from jobs.records.check import Check, RankCheck
 
 FORMAT_VERSION = 1
+READABLE_SLICE_VERSIONS = (FORMAT_VERSION,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,10 +54,6 @@ class SoakSlice:
     time: str = ""
     """Time at which the slice ended: ISO 8601, UTC."""
     version: int = FORMAT_VERSION
-
-    def __post_init__(self) -> None:
-        if self.version != FORMAT_VERSION:
-            raise ValueError(f"version={self.version} of a slice must be {FORMAT_VERSION}")
 
     @classmethod
     def of_ranks(cls, ranks: Sequence[RankSlice], *, first_iteration: int, **fields: Any) -> SoakSlice:

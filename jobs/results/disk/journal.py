@@ -20,8 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records.case import Case
-from jobs.records.row import AnyRow, Row
-from jobs.records.soak import SoakSlice
+from jobs.records.row import READABLE_VERSIONS, AnyRow, Row
+from jobs.records.soak import READABLE_SLICE_VERSIONS, SoakSlice
 from jobs.results.disk.json_safe import json_safe
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def iterate(path: Path) -> Iterator[Row]:
     Raises:
       UsageError: the file can't be read, or a line isn't a row of this format; the error names the line.
     """
-    return _iterate(path, _ROW)
+    return _iterate(path, _ROW, READABLE_VERSIONS)
 
 
 def iterate_soak(path: Path) -> Iterator[SoakSlice]:
@@ -114,17 +114,17 @@ def iterate_soak(path: Path) -> Iterator[SoakSlice]:
 
     Raises: the errors of ``iterate``.
     """
-    return _iterate(path, _SLICE) if path.exists() else iter(())
+    return _iterate(path, _SLICE, READABLE_SLICE_VERSIONS) if path.exists() else iter(())
 
 
-def _iterate[T](path: Path, adapter: TypeAdapter[T]) -> Iterator[T]:
+def _iterate[T](path: Path, adapter: TypeAdapter[T], versions: tuple[int, ...]) -> Iterator[T]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
                     logger.warning("%s: line %d has no end and is left out", path, number)
                     return
-                yield _parsed(line, f"{path}:{number}", adapter)
+                yield _parsed(line, f"{path}:{number}", adapter, versions)
     except OSError as error:
         raise UsageError(f"{path}: can't be read ({error.strerror})") from error
 
@@ -153,9 +153,14 @@ def one_line(error: ValueError) -> str:
     return str(error)
 
 
-def _parsed[T](line: bytes, where: str, adapter: TypeAdapter[T]) -> T:
+def _parsed[T](line: bytes, where: str, adapter: TypeAdapter[T], versions: tuple[int, ...]) -> T:
+    """Object of a line; one of an earlier version becomes one of the last version."""
     try:
-        return adapter.validate_python(json.loads(line))
+        data = json.loads(line)
+        version = data.get("version") if isinstance(data, dict) else None
+        if version not in versions:
+            raise ValueError(f"{version=} must be one of {versions}")
+        return adapter.validate_python({**data, "version": versions[-1]})
     except ValueError as error:
         raise UsageError(f"{where}: not a row ({one_line(error)})") from error
 

@@ -48,15 +48,15 @@ def test_what_cannot_be_tuned_is_refused(overrides, message, tmp_path):
 
 
 def test_the_table_is_in_the_run_directory_unless_it_is_named(tmp_path):
-    assert opened(tmp_path).settings.tuning.table == str(tmp_path / "run" / "tuned.jsonl")
+    assert opened(tmp_path).winners_path == tmp_path / "run" / "tuned.jsonl"
     mine = tmp_path / "mine.jsonl"
-    assert opened(tmp_path, f"tuning.table={mine}").settings.tuning.table == str(mine)
+    assert opened(tmp_path, f"tuning.table={mine}").winners_path == mine
 
 
 def test_a_table_is_not_left_in_the_working_directory_of_a_submitted_job(tmp_path):
     with pytest.raises(UsageError, match=r"tuning.table=mine.jsonl must be absolute: a submitted job's working"):
         opened(tmp_path, "tuning.table=mine.jsonl", submission="raysubmit_1")
-    assert opened(tmp_path, submission="raysubmit_1").settings.tuning.table == str(tmp_path / "run" / "tuned.jsonl")
+    assert opened(tmp_path, submission="raysubmit_1").winners_path == tmp_path / "run" / "tuned.jsonl"
 
 
 def test_a_resumed_job_reads_the_same_table_wherever_it_is_started(monkeypatch, tmp_path):
