@@ -74,7 +74,7 @@ def _with_absolute_paths(settings: Settings, run_dir: RunDir, naming: Naming) ->
 def _refuse_unwritable(path: Path) -> None:
     """Refuse a table that can't be written now, rather than after the first case has been measured."""
     if not path.parent.is_dir():
-        raise UsageError(f"tuning.table={path}: {path.parent} is no folder")
+        raise UsageError(f"tuning.table={path}: {path.parent} isn't a folder")
     if path.exists():
         read_table("tuning.table", str(path))
         if not os.access(path, os.W_OK):
