@@ -90,7 +90,7 @@ def _recorded_ranks(run_dir: RunDir) -> int | None:
 def _refuse_unwritable(path: Path) -> None:
     """Refuse a table that can't be written now, rather than after the first case has been measured."""
     if not path.parent.is_dir():
-        raise UsageError(f"tuning.table={path}: {path.parent} is no folder")
+        raise UsageError(f"tuning.table={path}: {path.parent} isn't a folder")
     if path.exists():
         read_table("tuning.table", str(path))
         if not os.access(path, os.W_OK):

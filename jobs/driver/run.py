@@ -84,7 +84,7 @@ def _execute(plan: Plan, cluster: Cluster, warm: WarmGang, journal: Journal, out
     outcome.wandb.replay([(row, plan.environment.members_of(row)) for row in outcome.rows])
     print(f"# Overrides: {' '.join(plan.overrides) or 'none'}", flush=True)
     if plan.settings.resume:
-        print(f"# Resumed  : {plan.settings.resume}, {len(outcome.rows)} rows are there", flush=True)
+        print(f"# Resumed  : {plan.settings.resume}, {len(outcome.rows)} rows are done", flush=True)
     with contextlib.ExitStack() as stack:
         soak_journal = stack.enter_context(Journal(plan.run_dir.soak_path)) if soak_s(plan.settings) else None
         progress = stack.enter_context(Progress(sys.stdout))

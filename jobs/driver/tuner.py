@@ -182,7 +182,7 @@ def _refuse(settings: Settings) -> None:
             f"kernel.implementation={kernel.implementation.value} can't be tuned; use one of {', '.join(tunable)}"
         )
     if kernel.config:
-        raise UsageError(f"kernel.{min(kernel.config)} is set, and jobs.tune is to find it: leave it out")
+        raise UsageError(f"kernel.{min(kernel.config)} is set, but jobs.tune searches for it: leave it out")
     # One more executable: the single calls of the fastest candidate.
     if (tuning.round_size + 1) * fraction > 1:
         raise UsageError(

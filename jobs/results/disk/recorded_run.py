@@ -71,11 +71,11 @@ def read_environment(folder: Path) -> Environment:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{path}: no JSON ({error})") from error
+        raise UsageError(f"{path}: not JSON ({error})") from error
     try:
         return Environment.from_json(data)
     except ValueError as error:
-        raise UsageError(f"{path}: not of a job ({one_line(error)})") from error
+        raise UsageError(f"{path}: not written by a job ({one_line(error)})") from error
 
 
 def read_runs(paths: Sequence[Path]) -> list[RecordedRun]:

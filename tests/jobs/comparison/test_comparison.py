@@ -269,7 +269,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         (tmp_path / "nowhere", "no such run directory or journal"),
         (nothing, "BASE=.*/nothing holds neither a results.jsonl nor folders with one"),
         (empty, "holds no row"),
-        (broken, "environment.json: not of a job"),
+        (broken, "environment.json: not written by a job"),
         (unreadable, "its config.yaml isn't one of jobs.bench"),
         (old, "old/results.jsonl:2: not a row .*version=0 of a row must be"),
     ]:

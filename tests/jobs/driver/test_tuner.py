@@ -31,10 +31,10 @@ def opened(folder, *overrides, kind=TUNE, submission=None):
     ("overrides", "message"),
     [
         (["kernel=xla"], r"kernel.implementation=xla can't be tuned; use one of auto, mosaic_gpu, ppermute"),
-        (["kernel=mosaic_gpu", "kernel.tile_n=128"], r"kernel.tile_n is set, and jobs.tune is to find it"),
+        (["kernel=mosaic_gpu", "kernel.tile_n=128"], r"kernel.tile_n is set, but jobs.tune searches for it"),
         (["cluster.world=per_island"], r"cluster.world=per_island is not for jobs.tune"),
         (["timing.soak_minutes=2"], r"timing.soak_minutes=2.0 is for jobs.bench"),
-        (["tuning.table=/nowhere/tuned.jsonl"], r"tuning.table=/nowhere/tuned.jsonl: /nowhere is no folder"),
+        (["tuning.table=/nowhere/tuned.jsonl"], r"tuning.table=/nowhere/tuned.jsonl: /nowhere isn't a folder"),
         (["tuning.table=/proc/tuned.jsonl"], r"tuning.table=/proc/tuned.jsonl: /proc isn't writable"),
         (
             ["tuning.round_size=5", "cluster.gpu_memory_fraction=0.2"],

@@ -280,7 +280,7 @@ def test_a_bug_exits_with_3_and_says_where_its_traceback_is(tmp_path, monkeypatc
 def test_an_environment_that_is_none_of_a_job_is_named(environment, tmp_path):
     (tmp_path / "results.jsonl").touch()
     (tmp_path / "environment.json").write_text(environment)
-    with pytest.raises(UsageError, match=f"{tmp_path}/environment.json: not of a job"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/environment.json: not written by a job"):
         read_run(tmp_path)
 
 
