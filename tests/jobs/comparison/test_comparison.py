@@ -271,7 +271,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         (empty, "holds no row"),
         (broken, "environment.json: not written by a job"),
         (unreadable, "its config.yaml isn't one of jobs.bench"),
-        (old, "old/results.jsonl:2: not a row .*version=0 of a row must be"),
+        (old, "old/results.jsonl:2: not a row .*version=0 must be"),
     ]:
         with pytest.raises(UsageError, match=message):
             load_side("BASE", [str(path)])

@@ -59,6 +59,41 @@ def test_a_table_is_not_left_in_the_working_directory_of_a_submitted_job(tmp_pat
     assert opened(tmp_path, submission="raysubmit_1").winners_path == tmp_path / "run" / "tuned.jsonl"
 
 
+@pytest.mark.parametrize("option", ["kernel.table", "tuning.table"])
+def test_a_table_that_is_refused_leaves_no_run_directory(option, tmp_path):
+    with pytest.raises(UsageError, match=rf"{option}=/nowhere/tuned.jsonl: "):
+        opened(tmp_path, f"{option}=/nowhere/tuned.jsonl")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_table_in_the_run_directory_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tuned.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match=r"tuned.jsonl:1: no entry of a table"):
+        opened(tmp_path)
+    assert opened(tmp_path, kind=BENCH).settings.tuning.table is None, "a benchmark writes no table"
+
+
+def resumed(folder, *overrides, kind=TUNE):
+    naming = Naming(overrides=overrides, point=None, multirun=None, submission=None, env_set="{}")
+    return open_job(composed_config(*overrides, f"resume={folder}"), kind, naming)
+
+
+@pytest.mark.parametrize("kind", [BENCH, TUNE])
+def test_a_run_directory_that_was_moved_can_be_resumed(kind, tmp_path):
+    job = opened(tmp_path, kind=kind)
+    job.run_dir.write_config(job.settings)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert resumed(moved, kind=kind).winners_path == moved / "tuned.jsonl"
+
+
+def test_a_resumed_job_is_refused_by_its_own_settings(tmp_path):
+    job = opened(tmp_path, "kernel=xla", kind=BENCH)
+    job.run_dir.write_config(job.settings)
+    with pytest.raises(UsageError, match=r"kernel.implementation=xla can't be tuned"):
+        resumed(tmp_path / "run")
+
+
 def test_a_resumed_job_reads_the_same_table_wherever_it_is_started(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.jsonl").touch()

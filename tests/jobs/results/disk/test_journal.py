@@ -137,7 +137,7 @@ def test_torn_last_line_is_left_out_and_cut_off(tmp_path, caplog, torn):
     assert read(path) == [row("a"), row("b")]
 
 
-@pytest.mark.parametrize("bad", ["not json", "{}", "[1]", "", '{"version": 99}', "NaN"])
+@pytest.mark.parametrize("bad", ["not json", "{}", "[1]", "", '{"version": 99}', '{"version": 3}', "NaN"])
 def test_bad_line_is_named(tmp_path, bad):
     path = tmp_path / "j"
     with Journal(path) as journal:
