@@ -121,7 +121,7 @@ def figures(rows, metric):
     return kernel, local, kernel / local, gather, gather / kernel, others
 
 
-def told(time_us):
+def shown(time_us):
     return f"{time_us:.1f}" if time_us < 1000 else f"{time_us:.0f}"
 
 
@@ -144,7 +144,7 @@ def test_the_readme_has_the_figures_of_its_rows():
     assert len(found) == 14
     for key, cells in found:
         kernel, local, ratio, gather, speedup, _ = figures(rows_of(key), "in_graph_us")
-        assert cells == [told(kernel), told(gather), told(local), f"{ratio:.2f}", f"{speedup:.2f}"], key
+        assert cells == [shown(kernel), shown(gather), shown(local), f"{ratio:.2f}", f"{speedup:.2f}"], key
 
 
 def test_the_kernels_page_has_the_figures_of_its_rows():
@@ -152,9 +152,9 @@ def test_the_kernels_page_has_the_figures_of_its_rows():
     assert len(found) == 19
     for key, cells in found:
         kernel, local, ratio, *_ = figures(rows_of(key), "kernel_us")
-        expected = [told(kernel), told(local), f"{ratio:.2f}"]
+        expected = [shown(kernel), shown(local), f"{ratio:.2f}"]
         kernel, local, ratio, gather, speedup, others = figures(rows_of(key), "in_graph_us")
-        expected += [told(kernel), told(local), f"{ratio:.2f}", told(gather), f"{speedup:.2f}", *map(told, others)]
+        expected += [shown(kernel), shown(local), f"{ratio:.2f}", shown(gather), f"{speedup:.2f}", *map(shown, others)]
         assert cells == expected, key
 
 

@@ -1,4 +1,4 @@
-"""What holds for the project as a whole: imports, locks, config groups, the wheel, the README's commands."""
+"""Rules of the whole project: imports, locks, config groups, the wheel, the README's commands."""
 
 import ast
 import os

@@ -30,7 +30,7 @@ ITEMS = {
     "4096,4096,4096": ("parts", {"shape": (4096, 4096, 4096)}, {}),
     "2048,8192,7168": ("parts", {"shape": (2048, 8192, 7168)}, {}),
 }
-# What the profiler calls a kernel or copy -> the part that it is.
+# Part of a chain, and the profiler's names of its kernels or copies.
 PARTS = (
     ("multiply", re.compile(r"mosaic_gpu|nvjet|gemm", re.IGNORECASE)),
     ("all-gather", re.compile(r"nccl.*AllGather", re.IGNORECASE)),

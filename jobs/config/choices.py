@@ -1,4 +1,4 @@
-"""Enumerations of conf/: the options whose values have names."""
+"""Enumerations of conf/: options whose values are names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ClusterMode(Enum):
-    """Where the gang runs."""
+    """Ray cluster that the gang runs on."""
 
     auto = "auto"
     local = "local"
@@ -14,14 +14,14 @@ class ClusterMode(Enum):
 
 
 class World(Enum):
-    """Ranks that share one ``jax.distributed`` world."""
+    """Extent of a ``jax.distributed`` world: all ranks, or those of an island."""
 
     whole = "whole"
     per_island = "per_island"
 
 
 class WandbMode(Enum):
-    """State of the W&B run."""
+    """Mode of the W&B run."""
 
     auto = "auto"
     online = "online"
@@ -48,7 +48,7 @@ class Implementation(Enum):
 
 
 class Fault(Enum):
-    """Fault to plant in the results before they are checked, to see the check fail."""
+    """Fault to plant in the results before they are checked, so that the check fails."""
 
     none = "none"
     wrong_element = "wrong_element"

@@ -17,19 +17,19 @@ class Hardware(IntEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What one implementation needs, and what it is measured for."""
+    """Needs of one implementation, and its purpose."""
 
     hardware: Hardware = Hardware.any
     one_domain: bool = False
-    """It reads and writes other ranks' memory, so all ranks must be in one NVLink domain."""
+    """True if all ranks must be in one NVLink domain, because it accesses other ranks' memory."""
     is_tunable: bool = False
-    """``jobs.tune`` has candidates for it."""
+    """True if ``jobs.tune`` has candidates for it."""
     is_local: bool = False
-    """The multiply without communication: the bound of all others."""
+    """True for the multiply without communication, the bound of all others."""
     is_gather: bool = False
-    """All-gather, then the multiply: speedups are over the faster one of these."""
+    """True for all-gather, then the multiply; speedups are over the fastest of these."""
     by_cublas: bool = False
-    """XLA is told to multiply by cuBLAS; without it, by Triton or cuBLAS, whichever it finds faster."""
+    """True if XLA must multiply by cuBLAS; otherwise it takes Triton or cuBLAS, whichever is faster."""
 
 
 _kernel = functools.partial(Needs, hardware=Hardware.hopper, one_domain=True)
@@ -46,7 +46,7 @@ IMPLEMENTATIONS: dict[str, Needs] = {
     "jax_ring": _kernel(),
     "torch_fused": Needs(hardware=Hardware.gpu, one_domain=True),
 }
-"""By the names of ``timing.baselines``; those of ``kernel.implementation`` but ``auto`` are among them."""
+"""Needs by name: the names of ``timing.baselines``, which include those of ``kernel.implementation`` but ``auto``."""
 
 LOCALS = tuple(name for name, needs in IMPLEMENTATIONS.items() if needs.is_local)
 GATHERS = tuple(name for name, needs in IMPLEMENTATIONS.items() if needs.is_gather)

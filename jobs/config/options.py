@@ -1,4 +1,4 @@
-"""One option of the schema: its full name, and the law that stands beside its field."""
+"""Options of the schema: full names, rules and renamed options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from jobs.errors import UsageError
 
-# Old names of options, with the reason for the new one.
+# Old names of options, each with the new name and its reason.
 _GIGABYTES = "its unit is GB/s, gigabytes per second"
 RENAMED = {
     "cluster.link_gbps": ("cluster.link_gbytes_per_s", _GIGABYTES),
@@ -19,13 +19,13 @@ RENAMED = {
 
 
 def option(default: Any, rule: str = "", *, why: str = "", may_change: bool = False) -> Any:
-    """A field of the schema with its law. ``null`` is always allowed.
+    """Make a field of the schema with its rule. ``null`` is always allowed.
 
     Args:
-      default: value where nobody names one.
+      default: value unless the config names one.
       rule: ``> 0``, ``>= 1``, or an interval such as ``(0, 1]``.
-      why: reason of the rule, for the error.
-      may_change: a resumed job may have another value, because no row depends on it.
+      why: reason of the rule, for the error message.
+      may_change: True if a resumed job may have another value, because no row depends on it.
     """
     return dataclasses.field(default=default, metadata={"rule": rule, "why": why, "may_change": may_change})
 
@@ -41,23 +41,23 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field
 
 
 def refuse_value(name: str, field: dataclasses.Field[Any], value: Any) -> None:
-    """Raise ``UsageError`` where ``value`` breaks the law of its field."""
+    """Raise ``UsageError`` if ``value`` breaks the rule of its field."""
     rule = field.metadata.get("rule")
     if not rule or value is None or _obeys(value, rule):
         return
     words = {">": "greater than", ">=": "at least"}.get(rule.split()[0])
-    law = f"{words} {rule.split()[1]}" if words else f"in {rule}"
+    limit = f"{words} {rule.split()[1]}" if words else f"in {rule}"
     reason = f": {field.metadata['why']}" if field.metadata["why"] else ""
-    raise UsageError(f"{name}={value} must be {law}{reason}")
+    raise UsageError(f"{name}={value} must be {limit}{reason}")
 
 
 def renamed_option(text: str) -> str | None:
-    """Message about the old name of an option in ``text``; ``None`` where there is none."""
+    """Message for an old name of an option in ``text``; ``None`` if there is none."""
     return next((f"{old} is now called {new}: {why}" for old, (new, why) in RENAMED.items() if old in text), None)
 
 
 def with_new_names(config: DictConfig) -> DictConfig:
-    """A recorded config whose renamed options have their present names."""
+    """Give the renamed options of a recorded config their present names."""
     for old, (new, _) in RENAMED.items():
         group, name = old.split(".")
         if name in config.get(group, {}):

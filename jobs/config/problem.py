@@ -1,4 +1,4 @@
-"""Which cases a job runs: the problem's lists and layers, expanded for a number of ranks."""
+"""Cases of a job: the lists and layers of its problem, expanded for a number of ranks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from jobs.config.schema import LayerSettings, ProblemSettings
 from jobs.errors import UsageError
 from jobs.records.case import Case
 
-DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "f16": "float16"} | {
-    "float32": "float32",
+DTYPES = {name: name for name in ("bfloat16", "float16", "float32")} | {
+    "bf16": "bfloat16",
+    "f16": "float16",
     "f32": "float32",
 }
-# A row of lhs must be a multiple of 16 bytes, the granularity of the bulk copy engine; with 2-byte elements that is 8.
+# A row of lhs must be a multiple of 16 bytes, the unit of the bulk copy engine: 8 elements of 2 bytes.
 K_MULTIPLE = 8
-# Beyond this no operand fits into a GPU's memory, whatever the other sizes.
+# No operand with a larger size fits into a GPU's memory.
 MAX_SIZE = 2**24
 
 
 def config_dir() -> Path:
-    """The folder of the config groups: beside the package in a checkout, inside it in a wheel."""
+    """Folder of the config groups: beside the package in a checkout, inside the package in a wheel."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
 
 
 def resolve_problem(problem: ProblemSettings, *, on_gpus: bool) -> ProblemSettings:
-    """``problem=auto`` with the sizes of its stand-in filled in; any other problem as it is."""
+    """Fill in the sizes of ``problem=auto``: ``article`` on GPUs, else ``tiny``; any other problem stays as it is."""
     if problem.name != "auto" or problem.layers:
         return problem
     stand_in = OmegaConf.to_container(
@@ -42,11 +43,11 @@ def resolve_problem(problem: ProblemSettings, *, on_gpus: bool) -> ProblemSettin
 
 
 def expand(problem: ProblemSettings, num_ranks: int) -> tuple[Case, ...]:
-    """Every case of ``problem``, in the order of the config.
+    """Cases of ``problem``, in the order of the config.
 
     Raises:
-      UsageError: a size is no positive integer, ``k`` breaks the 16-byte rule, a dtype is unknown, a layer's ``n``
-        can't be shared by the ranks, or no case is left.
+      UsageError: a size isn't a positive integer, ``k`` breaks the 16-byte rule, a dtype is unknown, a layer's ``n``
+        isn't a multiple of the number of ranks, or there is no case.
     """
     dtypes = [_dtype(value) for value in _as_list(problem.dtype or "bfloat16")]
     m_shards = _sizes("problem.m_shard", problem.m_shard)
@@ -89,7 +90,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _sizes(option: str, value: Any) -> list[int]:
-    """The sizes that an option names; none where it is null."""
+    """Sizes that an option names; empty if it is null."""
     if value is None:
         return []
     sizes = _as_list(value)

@@ -1,4 +1,4 @@
-"""Settings of a resumed job: those of the job that it continues, and what the command line may still change."""
+"""Settings of a resumed job: the earlier job's, with the options that the command line may change."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from jobs.errors import UsageError
 
 
 def continued(stored: Settings, given: Settings, overrides: Sequence[str], *, num_ranks: int | None = None) -> Settings:
-    """Settings of the job to continue, with those of the ``overrides`` that no row depends on.
+    """Settings of the earlier job, changed by the ``overrides`` that no row depends on.
 
     Args:
       stored: settings of the earlier job.
-      given: settings that the present command line was composed to.
-      overrides: the command line, as ``group=choice`` and ``option=value``.
-      num_ranks: ranks of the earlier job's rows, which decide; ``None`` where it has none.
+      given: settings composed from the present command line.
+      overrides: the present command line, as ``group=choice`` and ``option=value``.
+      num_ranks: ranks of the earlier job's rows, which replace ``cluster.num_ranks``; ``None`` if it has no row.
 
     Raises:
-      UsageError: an override contradicts the earlier job; the option is named.
+      UsageError: an override contradicts the earlier job; the error names the option.
     """
     settings = copy.deepcopy(stored)
     settings.resume = given.resume

@@ -1,4 +1,4 @@
-"""From a composed config to settings: types, options and values are as they must be, or an error names the option."""
+"""Rules of a composed config: settings that exist are valid, and an error names the option that isn't."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from cmkernel.config import CONFIG_TYPES
 from jobs.config.choices import Fault, World
 from jobs.config.implementations import IMPLEMENTATIONS
 from jobs.config.options import leaves, refuse_value, renamed_option, with_new_names
-from jobs.config.problem import expand, resolve_problem
 from jobs.config.schema import CheckSettings, ClusterSettings, KernelSettings, Settings, TimingSettings
 from jobs.errors import UsageError
 
@@ -32,8 +31,6 @@ def to_settings(config: DictConfig) -> Settings:
     assert isinstance(settings, Settings)
     for name, field, value in leaves(settings):
         refuse_value(name, field, value)
-    # The number of ranks may still be unknown; the sizes are not.
-    expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
     _refuse_cluster(settings.cluster)
     _refuse_fault(settings.check, settings.timing)
     _refuse_baselines(settings.timing)
@@ -42,10 +39,10 @@ def to_settings(config: DictConfig) -> Settings:
 
 
 def recorded_settings(path: Path) -> Settings:
-    """Settings in the ``config.yaml`` of an earlier job; renamed options have their present names.
+    """Settings in the ``config.yaml`` of an earlier job, with the present names of renamed options.
 
     Raises:
-      UsageError: they can't be read, or aren't those of this version's options.
+      UsageError: the file can't be read, or this version refuses its options.
     """
     try:
         return to_settings(with_new_names(cast(DictConfig, OmegaConf.create(path.read_text()))))
@@ -54,7 +51,7 @@ def recorded_settings(path: Path) -> Settings:
 
 
 def _refuse_unknown(config: DictConfig, schema: type, prefix: str) -> None:
-    """Hydra's ``+`` and ``++`` may add keys; here each option has a field, so an added key is a mistake."""
+    """Refuse keys without a field in the schema, which Hydra's ``+`` and ``++`` can add."""
     fields = get_type_hints(schema)
     for key in map(str, config):
         option = f"{prefix}{key}"

@@ -1,7 +1,7 @@
-"""Schema of conf/: every option of a job with its type, default, meaning and simple law.
+"""Schema of conf/: every option of a job with its type, default, meaning and rule.
 
-Hydra composes the YAML files into these dataclasses, so a typo or a wrong type is an error that names the option. Jobs
-see plain objects only: nothing of Hydra reaches an actor.
+Hydra composes the YAML files into these dataclasses, so a typo or a wrong type is an error that names the option.
+Actors get plain objects, never Hydra's.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from jobs.config.options import option
 
 @dataclass
 class LayerSettings:
-    """One all-gather matmul of a model: a whole layer, whose ``n`` columns the ranks share."""
+    """One all-gather matmul of a model: a layer whose ``n`` columns are split over the ranks."""
 
     name: str = MISSING
     k: int = MISSING
-    """Contraction size."""
     n: int = MISSING
     """Columns of the whole weight; every rank holds ``n / num_ranks``."""
     m_shard: list[int] = field(default_factory=list)
-    """Rows of lhs that each rank holds, a case for each."""
+    """Rows of lhs on each rank: one case for each value."""
 
 
 @dataclass
 class ProblemSettings:
     """Cases to run: every combination of the lists below, or every layer.
 
-    ``problem=auto`` names no sizes: ``article`` on GPUs, ``tiny`` on CPU ranks.
+    ``problem=auto`` takes the sizes of ``article`` on GPUs, of ``tiny`` on CPU ranks.
     """
 
     name: str = MISSING
@@ -55,13 +54,13 @@ class ProblemSettings:
 class KernelSettings:
     """Implementation to measure, and its config (null: chosen from the shape). See ``cmkernel.config``.
 
-    ``grid_minor_dim`` is an option of ``mosaic_gpu_simple``, those from ``num_chunks`` on are of ``mosaic_gpu``;
+    ``grid_minor_dim`` is for ``mosaic_gpu_simple``; the options from ``num_chunks`` on are for ``mosaic_gpu``.
     ``ppermute`` has ``num_chunks`` alone.
     """
 
     implementation: Implementation = Implementation.auto
     table: str | None = None
-    """File of tuned configs, as ``jobs.tune`` writes it, instead of the table that ships with cmkernel."""
+    """File of tuned configs, written by ``jobs.tune``; null: the table that ships with cmkernel."""
     tile_m: int | None = None
     tile_n: int | None = None
     tile_k: int | None = None
@@ -79,7 +78,7 @@ class KernelSettings:
 
     @property
     def config_name(self) -> str:
-        """Implementation whose options these are; those of ``auto`` are for ``mosaic_gpu``."""
+        """Implementation that the options are for; with ``auto``: ``mosaic_gpu``."""
         return "mosaic_gpu" if self.implementation is Implementation.auto else self.implementation.value
 
     @property
@@ -91,22 +90,22 @@ class KernelSettings:
 
 @dataclass
 class ClusterSettings:
-    """Where the ranks run, and how long the driver waits for them."""
+    """Placement of the ranks, and limits on waiting for them."""
 
     mode: ClusterMode = option(ClusterMode.auto, may_change=True)
-    """auto: the cluster of RAY_ADDRESS where that is set, else a local Ray."""
+    """auto: the cluster of RAY_ADDRESS if that is set, else a local Ray."""
     address: str | None = option(None, may_change=True)
     """host:port of a cluster; null: RAY_ADDRESS."""
     world: World = World.whole
     """whole: all ranks are one gang. per_island: a gang for each NVLink domain (on CPUs: each host), all at once on the
-    same cases; each row has its island, and slow islands and ranks end the job with exit code 1."""
+    same cases; rows name their island, and a slow island or rank ends the job with exit code 1."""
     num_ranks: int | None = option(None, "> 0")
-    """null: every GPU of the cluster, or 4 CPU ranks where there is none. With per_island: the ranks of each island; a
-    domain with room for several is several islands; null: one island a domain, of all its GPUs (CPUs, 4 at most)."""
+    """null: every GPU of the cluster, or 4 CPU ranks without GPUs. With per_island: the ranks of each island; a large
+    domain holds several islands; null: one island a domain, of all its GPUs (or of at most 4 CPU ranks)."""
     outlier_z: float = option(3.5, "> 0")
-    """Any island or rank with a robust z-score above this is an outlier; only with per_island."""
+    """An island, a rank or an iteration of a soak with a robust z-score above this is an outlier."""
     gpus_per_host: int | None = option(None, "> 0")
-    """GPUs taken on each host; null: all of a host, as the ranks need."""
+    """GPUs to take on each host; null: as many as the ranks need."""
     connect_timeout_s: float = option(8.0, "> 0", may_change=True)
     """Limit for reaching the cluster's address."""
     placement_timeout_s: float = option(60.0, "> 0", may_change=True)
@@ -116,32 +115,32 @@ class ClusterSettings:
     step_timeout_s: float = option(600.0, "> 0", may_change=True)
     """Limit for one step of a case (inputs, one check, one burst of timing), compilation included."""
     stall_timeout_s: float | None = option(300.0, "> 0", may_change=True)
-    """A step in which no rank finishes a call or a compilation for this long hangs: the gang is killed.
-    While XLA compiles, only ``step_timeout_s`` counts. null: no such limit."""
+    """A step hangs and its gang is killed if no rank finishes a call or a compilation for this long; while XLA
+    compiles, only ``step_timeout_s`` counts. null: no such limit."""
     max_restarts: int = option(2, ">= 0", may_change=True)
-    """How often a fresh gang takes over from one that was lost: a rank or a node died, or it hangs. 0: never."""
+    """Number of lost gangs (a rank or node died, or a step hangs) that a fresh gang replaces."""
     reuse_gang: bool = True
-    """Points of a multirun with the same ``cluster`` settings share a gang. false: each starts its own, for questions
-    about how far gangs differ. With per_island each point starts its own in any case."""
+    """true: points of a multirun with the same ``cluster`` settings share a gang. false: each starts its own, to see
+    how gangs differ. With per_island each point always starts its own."""
     heartbeat_timeout_s: int = option(10, "> 0", may_change=True)
-    """The driver and jax.distributed give up a rank that has been silent for this long: frozen, or cut off."""
+    """The driver and jax.distributed give up a rank that is silent for this long, because it is frozen or cut off."""
     link_gbytes_per_s: float | None = option(None, "> 0")
-    """GB/s from a rank to another one of its host, in one direction; null: what ``cmkernel.cost`` knows of the device,
-    else 10. With this and the next two ``auto`` chooses between the flat and the two-level ring."""
+    """GB/s between two ranks of a host, in one direction; null: the rate that ``cmkernel.cost`` has, else 10. By this
+    and the next two options ``auto`` chooses between the flat and the two-level ring."""
     nic_gbytes_per_s: float | None = option(None, "> 0")
-    """GB/s of one network card, in one direction; null: 50 with GPUs that are known, else 1.25."""
+    """GB/s of one network card, in one direction; null: 50 with known GPUs, else 1.25."""
     nics_per_host: int | None = option(None, "> 0")
-    """Network cards that the ranks of a host share; null: 8 with GPUs that are known, else 1."""
+    """Network cards that the ranks of a host share; null: 8 with known GPUs, else 1."""
     gpu_memory_fraction: float = option(0.1, "(0, 1]")
-    """Share of GPU memory that XLA's arena takes; each executable with symmetric memory maps the whole arena."""
+    """Fraction of GPU memory that XLA's arena takes; each executable with symmetric memory maps the whole arena."""
 
 
 @dataclass
 class TimingSettings:
-    """How much is measured; docs/measuring.md defines the times."""
+    """Amount of measurement; docs/measuring.md defines the times."""
 
     warmup: int = option(3, ">= 1", why="the first call compiles")
-    """Calls of each implementation before anything is timed; the first one compiles."""
+    """Untimed calls of each implementation before the timed ones; the first one compiles."""
     bursts: int = option(6, "> 0")
     """Rounds in which the implementations take turns."""
     iterations: int = option(60, "> 0")
@@ -151,72 +150,70 @@ class TimingSettings:
     chains: int = option(12, "> 0")
     """Timed samples of that program over all bursts."""
     chain_repeats: int = option(4, "> 0")
-    """Back-to-back runs of the program in a sample: the dispatch of all but the first hides behind the run before."""
+    """Back-to-back runs of the program in a sample; only the first run's dispatch isn't hidden by the run before it."""
     profiled_calls: int = option(20, "> 0")
     """Calls under the profiler (``kernel_us``, ``device_us``); GPUs only."""
     timeline: bool = True
-    """Record when the CTAs of ``mosaic_gpu`` multiplied, waited and sent, for a picture; takes another two seconds of
-    compilation a case."""
+    """Record when the CTAs of ``mosaic_gpu`` multiply, wait and send, for a picture; adds 2 s of compilation a case."""
     soak_minutes: float | None = option(None, "> 0")
     """Repeat the cases for this long after the measurement, with ``kernel.implementation`` alone: fresh data and a
-    check in every iteration, times and memory recorded in soak.jsonl. May be a fraction; null: no soak."""
+    check in every iteration; soak.jsonl records times and memory. May be a fraction; null: no soak."""
     baselines: list[str] = field(default_factory=lambda: ["xla", "local"])
     """Implementations to measure beside ``kernel.implementation``: any of mosaic_gpu, mosaic_gpu_simple, ppermute,
     ppermute_two_level; xla and xla_cublas, all-gather then dot, as XLA compiles it and by cuBLAS (GPUs only); local and
-    local_cublas, the multiply alone in both ways; jax_ring (jax's own Pallas ring), torch_fused (PyTorch's
-    ``fused_all_gather_matmul``, where torch is installed).
-    One that can't run on a case has a row with the reason instead of times."""
+    local_cublas, the multiply alone in both ways; jax_ring, jax's own Pallas ring; torch_fused, PyTorch's
+    ``fused_all_gather_matmul``. One that can't run on a case has a row with the reason instead of times."""
 
 
 @dataclass
 class CheckSettings:
-    """The check that every implementation passes before it is timed."""
+    """Check that every implementation must pass before it is timed."""
 
     calls: int = option(3, "> 0")
-    """Back-to-back calls with fresh normal data; one more call has integer data and must match exactly."""
+    """Back-to-back calls with fresh normally distributed data; one more call, with integer data, must match exactly."""
     fault: Fault = Fault.none
-    """Plants a fault in the results of ``kernel.implementation`` before they are checked: the job must exit 1."""
+    """Fault to plant in the results of ``kernel.implementation`` before they are checked: the job must exit with 1."""
     fault_after: int | None = option(None, ">= 0")
-    """Plants it in the soak instead, after so many iterations of a case; null: in the check before the times."""
+    """Plant the fault in the soak, after this many iterations of a case; null: in the check before the timing."""
 
 
 @dataclass
 class WandbSettings:
-    """The W&B run, owned by the driver."""
+    """W&B run of the job, owned by the driver."""
 
     mode: WandbMode = option(WandbMode.auto, may_change=True)
-    """auto: online where a key is configured, else offline."""
+    """auto: online if a key is configured, else offline."""
     project: str = "cmkernel"
     entity: str | None = None
     name: str | None = None
     group: str | None = None
     tags: list[str] = field(default_factory=list)
     api_key_file: str | None = option(None, may_change=True)
-    """File on the driver's node that holds the key; null: netrc or the driver's environment."""
+    """File with the key on the driver's node; null: netrc or the driver's environment."""
     init_timeout_s: float = option(20.0, "> 0", may_change=True)
     finish_timeout_s: float = option(30.0, "> 0", may_change=True)
 
 
 @dataclass
 class TuningSettings:
-    """Candidates of ``jobs.tune``; ``cmkernel.candidates`` has the order."""
+    """Candidates of ``jobs.tune``; ``cmkernel.candidates`` defines their order."""
 
     table: str | None = None
     """File that gets the winners; its other entries stay. null: ``tuned.jsonl`` in the run directory."""
     max_candidates: int = option(11, "> 0")
-    """Configs of a case that are measured, the heuristic's among them."""
+    """Configs to measure on a case, the heuristic's included."""
     max_modelled: float = option(1.15, ">= 1", why="it is a multiple of the heuristic's modelled time")
-    """Leave out candidates that are modelled to take longer than so many times the heuristic's config."""
+    """Leave out candidates whose modelled time is more than this multiple of the heuristic's."""
     round_size: int = option(6, ">= 2", why="the heuristic's config and another one")
-    """Candidates that take turns, the heuristic's in each round: each holds an executable with a symmetric window."""
+    """Candidates of a round, the heuristic's included; each holds an executable with a symmetric window."""
     bursts: int = option(5, "> 0")
     """Turns of each candidate of a round."""
     chains: int = option(2, "> 0")
     """Samples of ``in_graph_us`` in a burst."""
     early_stop: float = option(1.15, ">= 1", why="it is a multiple of the fastest time")
-    """A candidate slower than so many times the fastest of its round gets no further turns."""
+    """A candidate slower than this multiple of the fastest of its round drops out."""
     min_gain: float = option(0.01, "[0, 1)")
-    """Share by which the winner must be faster than the heuristic's config to replace it."""
+    """Fraction of the heuristic's time that a candidate must save to replace it."""
 
 
 @dataclass
@@ -224,14 +221,14 @@ class ResultsSettings:
     """Output of a job beside the journal."""
 
     report: bool = option(True, may_change=True)
-    """Pictures and report.html when the job ends; ``python -m jobs.report RUN_DIR`` makes them later."""
+    """Make pictures and report.html when the job ends; ``python -m jobs.report RUN_DIR`` makes them later."""
     columns: Columns = option(Columns.default, may_change=True)
-    """default: those that fit 120 columns, or the terminal where it is narrower. all: every one, about 190 wide."""
+    """default: the columns that fit 120 characters or a narrower terminal. all: every column, about 190 characters."""
 
 
 @dataclass
 class Settings:
-    """A whole job."""
+    """Settings of a whole job."""
 
     problem: ProblemSettings = field(default_factory=ProblemSettings)
     kernel: KernelSettings = field(default_factory=KernelSettings)
@@ -242,11 +239,11 @@ class Settings:
     results: ResultsSettings = field(default_factory=ResultsSettings)
     tuning: TuningSettings = field(default_factory=TuningSettings)
     run_dir: str | None = None
-    """Where the results go; null: ~/cmkernel_runs/<time or submission id>."""
+    """Folder of the results; null: ~/cmkernel_runs/<time or submission id>."""
     resume: str | None = option(None, may_change=True)
-    """Run directory of a stopped job to continue: its config holds, its finished cases are skipped."""
+    """Run directory of a stopped job to continue, with its config and without its finished cases."""
 
 
 def register() -> None:
-    """Make the schema known to Hydra, under the name that conf/config.yaml lists first."""
+    """Register the schema with Hydra, under the name that conf/config.yaml lists first."""
     ConfigStore.instance().store(name="schema", node=Settings)

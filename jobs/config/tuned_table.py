@@ -1,4 +1,4 @@
-"""Tables of tuned configs, as options of a job name them."""
+"""Tables of tuned configs that options of a job name."""
 
 from __future__ import annotations
 
@@ -16,21 +16,16 @@ from jobs.errors import InfrastructureError, UsageError
 
 logger = logging.getLogger(__name__)
 
-# A table is locked for as long as it takes to read and write it: one that isn't free by then never will be.
+# A lock is held while one table is read and written; one that isn't free after this time never will be.
 _LOCK_S = 30.0
 _POLL_S = 0.02
 
 
-def absolute_table(path: str | None) -> str | None:
-    """The same file wherever the process is."""
-    return None if path is None else str(Path(path).expanduser().absolute())
-
-
 def read_table(option: str, path: str | None) -> Table | None:
-    """The table that ``option`` names; ``None`` where it names none.
+    """Read the table that ``option`` names; ``None`` if it names none.
 
     Raises:
-      UsageError: the file can't be read, or isn't such a table.
+      UsageError: the file can't be read, or isn't a table.
     """
     if path is None:
         return None
@@ -43,13 +38,13 @@ def read_table(option: str, path: str | None) -> Table | None:
 
 
 def add_entry(option: str, path: Path, entry: Entry, *, lock_s: float = _LOCK_S) -> None:
-    """Put ``entry`` into the table at ``path``, which ``option`` names and which is made where there is none.
+    """Add ``entry`` to the table at ``path``, which ``option`` names; create the table if there is none.
 
-    Other jobs may add entries to the same table at the same time: none is lost.
+    Several jobs may add entries to a table at the same time: no entry is lost.
 
     Raises:
-      UsageError: the file isn't such a table.
-      InfrastructureError: it can't be written, or another process has it locked for longer than ``lock_s``.
+      UsageError: the file isn't a table.
+      InfrastructureError: the file can't be written, or another process has it locked for longer than ``lock_s``.
     """
     try:
         with _locked(option, path, lock_s):
@@ -62,13 +57,13 @@ def add_entry(option: str, path: Path, entry: Entry, *, lock_s: float = _LOCK_S)
 
 @contextlib.contextmanager
 def _locked(option: str, path: Path, lock_s: float) -> Iterator[None]:
-    """With the lock of the file that ``path`` is then; whoever holds it may replace that file."""
+    """Hold the lock of the file at ``path``; the holder may replace that file."""
     deadline_s = time.monotonic() + lock_s
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(option, path, fd, deadline_s)
-            # It may have been replaced while this process waited, and then the lock is that of a file which is gone.
+            # If the file was replaced while this process waited, the lock is that of a deleted file: try again.
             if os.path.samestat(os.fstat(fd), path.stat()):
                 yield
                 return

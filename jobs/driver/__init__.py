@@ -1,1 +1,1 @@
-"""What the driver of a job does: read the config, start gangs, collect rows, conclude."""
+"""The driver of a job: it reads the config, starts gangs, collects rows and concludes."""

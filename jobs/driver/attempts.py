@@ -1,4 +1,4 @@
-"""The gangs of a job or of one island, one after the other: where one is lost, a fresh one takes up the rest."""
+"""Gangs of a job or of one island, one after the other: a fresh gang finishes what a lost one left."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Attempts:
     """Executes a plan.
 
     Args:
-      plan: of the job; cases whose rows are in ``ledger`` are done.
-      cluster: where the gangs run.
-      warm: starts the gangs of a job without islands, on that cluster; its gang may be there already.
+      plan: plan of the job; cases whose rows are in ``ledger`` are done.
+      cluster: cluster that the gangs run on.
+      warm: starts the gangs of a job without islands; it may hold a gang from an earlier point of a multirun.
       ledger: gets the rows and the restarts.
       environment: records each gang.
-      island: whose gangs these are; ``None``: the job's.
+      island: island of these gangs; ``None`` in a job without islands.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Attempts:
         self._environment = environment
         self._island = island
         self.name = island.name if island else None
-        """Name of the island."""
+        """Name of the island; ``None`` in a job without islands."""
         self._attempt = 0
         self._restarts = 0
         self._lost: GangLost | None = None
@@ -68,9 +68,9 @@ class Attempts:
         """Measure every case that isn't done.
 
         Raises:
-          GangLost: once more than ``cluster.max_restarts`` allows.
-          NoCapacity: the cluster no longer has, or never had, what a gang needs.
-          UsageError, RankFailed, InfrastructureError: of the program; a fresh gang would meet the same.
+          GangLost: more gangs were lost than ``cluster.max_restarts`` allows.
+          NoCapacity: the cluster doesn't have, or no longer has, the resources of a gang.
+          UsageError, RankFailed, InfrastructureError: the program failed; it would fail on a fresh gang too.
         """
         while (cases := self._unfinished()) or self._to_soak():
             self._attempt = self._environment.begin(self.name)
@@ -82,7 +82,7 @@ class Attempts:
                 self._restart(error)
 
     def _restart(self, lost: GangLost) -> None:
-        """Get ready for the next gang; raises ``lost`` where there have been enough."""
+        """Get ready for the next gang; raise ``lost`` once the restarts are used up."""
         max_restarts = self._settings.cluster.max_restarts
         if self._restarts == max_restarts:
             raise lost
@@ -98,7 +98,7 @@ class Attempts:
         return self._plan.kind.unfinished(self._settings, self._plan.cases, self._ledger.rows(self.name))
 
     def _to_soak(self) -> list[Case]:
-        """Cases to go on with; those that failed their check aren't soaked."""
+        """Cases to soak: those whose check passed, while soak time is left."""
         if not self._soak_left_s():
             return []
         targets = [row for row in self._ledger.rows(self.name) if not row.is_baseline]
@@ -131,7 +131,7 @@ class Attempts:
                 begin=self._begin,
                 announce=self._announce,
             )
-            run = self._plan.kind.runner(measurement, requests)
+            run = self._plan.kind.runner(measurement, requests, self._plan.winners_path)
             for case in cases:
                 for rows in run(case, self._ledger.rows(self.name)):
                     self._ledger.take(rows, gang.members)
@@ -140,7 +140,7 @@ class Attempts:
                 Soak(measurement, requests[0], earlier, self._ledger.take_slice).run(to_soak)
 
     def _gang(self, stacks_path: Path) -> contextlib.AbstractContextManager[Gang]:
-        """A fresh gang for an island; else that of the multirun's point before this one, where it can be had."""
+        """A fresh gang for an island; otherwise the gang of the multirun's previous point, if it can be reused."""
         num_ranks = self._plan.cases[0].num_ranks
         if self._island is None:
             return self._warm.gang(num_ranks, stacks_path)
@@ -149,13 +149,13 @@ class Attempts:
         )
 
     def _steps(self, cases: Sequence[Case], requests: Sequence[Request], device_kind: str) -> list[Step]:
-        """Steps of a gang, if nothing is skipped."""
+        """All steps of a gang, assuming that none is skipped."""
         steps = [s for case in cases for s in self._plan.kind.steps(case, requests, self._settings, device_kind)]
         left_s = self._soak_left_s()
         return [*steps, soak_step(left_s)] if left_s else steps
 
     def _introduce(self, ranks: Ranks, change: str | None) -> None:
-        """Print machine, versions and all cases; of a later gang only the machine may differ."""
+        """Print machine, versions and cases; for a later gang, only the machine."""
         more = [f"# {change}"] if change else []
         first = header_lines(ranks, self._plan.cases, self.name)
         later = device_lines(ranks, self.name)
@@ -172,16 +172,16 @@ class Attempts:
         return f"{self.name}: {text}" if self.name else text
 
     def _note_restart(self) -> None:
-        """Say what a restart cost, when the first step after the loss begins."""
+        """Report the time that a restart took, at the first step after the loss."""
         lost, self._lost = self._lost, None
         if lost is None:
             return
         took_s = time.monotonic() - lost.seen_s
         self._ledger.restarted(took_s)
         self._environment.restarted(self.name, took_s)
-        self._announce(f"Attempt {self._attempt} begins {took_s:.1f} s after the loss was found out")
+        self._announce(f"Attempt {self._attempt} begins {took_s:.1f} s after the loss was noticed")
 
     def _stacks_path(self) -> Path:
-        # An island's name may have a slash.
+        # An island's name may contain a slash.
         of_island = f"{self.name.replace('/', '_')}-" if self.name else ""
         return self._plan.run_dir.path / f"stacks-{of_island}{self._attempt}.txt"

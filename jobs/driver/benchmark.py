@@ -31,19 +31,22 @@ class Benchmark:
         self._requests = requests
 
     def run(self, case: Case, rows: Sequence[RowSummary] = ()) -> Iterator[list[Row]]:
-        """Rows of one case, all in one list, as they are measured together.
+        """Measure one case and yield its rows as one list, because they are measured together.
 
-        A row has a time only where the check passed on every rank, or the reason why a baseline can't run. ``rows`` are
-        the job's so far; of a case that was cut short, some may be there already.
+        A row has times if its check passed on every rank; the row of a baseline that can't run has the reason instead.
+
+        Args:
+          case: case to measure.
+          rows: the job's rows so far; those of this case, left by a gang that was lost, aren't yielded again.
 
         Raises:
-          UsageError: the implementation that the config asks for can't run on this case.
+          UsageError: ``kernel.implementation`` can't run on this case.
           GangLost: a rank died, or the gang hangs.
           InfrastructureError: a rank is too slow, or chose differently from the others.
         """
         measurement = self._measurement
         measurement.begin(Step(case, "inputs"))
-        # `auto` may take an implementation that is a baseline too: one row stands for both.
+        # `auto` may take an implementation that is also a baseline: one row serves both.
         plan: dict[str, tuple[Opened, Request]] = {}
         for opened, request in zip(measurement.open(case, self._requests), self._requests, strict=True):
             plan.setdefault(opened.implementation, (opened, request))
@@ -76,7 +79,7 @@ class Benchmark:
         yield [row for row in measurement.with_derived(made) if (row.case, row.implementation) not in written]
 
     def timeline(self, case: Case, names: Sequence[str]) -> list[list[dict[str, Any]]]:
-        """Device steps of each rank in one call of ``mosaic_gpu``; empty where it didn't run, or on one rank alone."""
+        """Device steps of each rank in one call of ``mosaic_gpu``; empty if it didn't run, or on a single rank."""
         if RING not in names or case.num_ranks == 1 or not self._timing.timeline:
             return []
         by_rank = self._ranks.stamp(case)
@@ -84,12 +87,12 @@ class Benchmark:
         if reason is not None:
             self._measurement.announce(f"{case}: no timeline of {RING}: {reason}")
             return []
-        found = [rank for rank in by_rank if isinstance(rank, RingStamps)]
-        timeline = measured_timeline(found[0].protocol, [rank.stamps for rank in found])
+        stamps = [rank for rank in by_rank if isinstance(rank, RingStamps)]
+        timeline = measured_timeline(stamps[0].protocol, [rank.stamps for rank in stamps])
         return [[dataclasses.asdict(step) for step in steps] for steps in timeline]
 
     def _announce(self, case: Case, opened: Opened, request: Request) -> None:
-        """Say what became of a request where that isn't plain."""
+        """Announce a refusal, a choice of ``auto``, and options that don't apply."""
         announce = self._measurement.announce
         if not opened.runs:
             announce(f"{case}: {opened.implementation} can't run: {opened.reason}")
@@ -109,9 +112,9 @@ class Benchmark:
         return checks
 
     def _time(self, case: Case, names: Mapping[str, str]) -> tuple[dict[str, Samples], tuple[Telemetry, ...]]:
-        """Bursts of each implementation in turn, so that all of them meet the same clocks and temperatures.
+        """Time the implementations burst by burst in turn, so that all run at the same clocks and temperatures.
 
-        ``names`` are the implementations that run, each with its name in the config.
+        ``names`` maps each implementation that runs to its name in the config.
         """
         samples: dict[str, Samples] = {
             name: {time: [[] for _ in range(case.num_ranks)] for time in ("in_graph_us", "call_us")} for name in names
@@ -127,21 +130,21 @@ class Benchmark:
         return samples, self._ranks.stop_sampling()
 
     def _profile(self, case: Case, names: list[str], samples: dict[str, Samples]) -> dict[str, list[Profile]]:
-        """Device times, added to ``samples`` as one burst; empty on CPUs."""
+        """Profile each implementation and add its device times to ``samples`` as one burst; empty on CPUs."""
         if not names:
             return {}
         if self._ranks.on_gpus:
             self._measurement.begin(Step(case, "profile"), None, samples)
         by_rank = self._ranks.profile(case, names, self._timing.profiled_calls)
-        found = {
+        by_name = {
             name: [profiles[name] for profiles in by_rank]
             for name in names
             if all(name in profiles for profiles in by_rank)
         }
-        for name, profiles in found.items():
+        for name, profiles in by_name.items():
             samples[name]["kernel_us"] = [[p.kernel_us] for p in profiles]
             samples[name]["device_us"] = [[p.device_us] for p in profiles]
-        return found
+        return by_name
 
 
 def _slowest(profiles: list[Profile]) -> Profile:
@@ -160,9 +163,8 @@ def _steps(case: Case, requests: Sequence[Request], settings: Settings, device_k
 
 
 BENCH = Kind(
-    name="jobs.bench",
     refuse=lambda settings: None,
     unfinished=_unfinished,
     steps=_steps,
-    runner=lambda measurement, requests: Benchmark(measurement, requests).run,
+    runner=lambda measurement, requests, winners_path: Benchmark(measurement, requests).run,
 )

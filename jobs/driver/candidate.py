@@ -31,12 +31,12 @@ class Candidate:
 
     @classmethod
     def of(cls, config: Config, place: int) -> Candidate:
-        """Candidate at a place in its round; the first one is the reference."""
+        """Candidate at a place in its round; place 0 is the reference."""
         return cls(config, f"candidate {place}", "a candidate" if place else "the heuristic's config")
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Mark it as running; after an exception the mark stays."""
+        """Mark the candidate as running; the mark stays after an exception."""
         self.runs = True
         yield
         self.runs = False
@@ -46,6 +46,6 @@ class Candidate:
 
 
 def configs_done(rows: Sequence[RowSummary]) -> list[dict[str, Any] | None]:
-    """Configs of one case that have had their turn: in complete rounds, or in a gang that was lost with them."""
+    """Configs of one case that need no further turn: measured in a complete round, or lost with their gang."""
     lost = [row for row in rows if row.check is None and (row.reason or "").startswith(LOST)]
     return [row.config for of_round in [*complete_rounds(rows), lost] for row in of_round]

@@ -1,4 +1,4 @@
-"""What a job does once its gang is gone: verdict, report, the end of its W&B run."""
+"""Conclusion of a job once its gang is gone: judgement, report, the end of its W&B run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jobs.config.choices import WandbMode
 from jobs.config.schema import Settings
+from jobs.driver.judgement import judge
 from jobs.driver.outcome import Outcome
-from jobs.driver.verdict import judge
 from jobs.errors import JobStopped
 from jobs.results.disk.journal import JOURNAL_NAME
 from jobs.results.wandb.metrics import Scalar
@@ -16,22 +16,22 @@ from jobs.signals import settle_signals
 
 logger = logging.getLogger(__name__)
 
-# The report reads all samples at once, and the driver of many islands shall not need the memory for them.
+# The report reads all samples at once; larger journals would need too much of the driver's memory.
 MAX_REPORTED_MIB = 256
 
 
 def conclude(settings: Settings, outcome: Outcome) -> None:
-    """The verdict over all rows, the report, and everything handed over to W&B; signals are too late from then on."""
+    """Judge all rows, write the report and finish the W&B run; a signal after that changes nothing."""
     more: dict[str, Scalar] = {}
     with outcome.recording():
         more = judge(outcome, settings)
-    # A job that was told to stop has no time left.
+    # A job that is asked to stop has no time left.
     pictures: dict[Path, str] = {}
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
             pictures = _report(outcome)
     if outcome.wandb is None or outcome.wandb.mode is not WandbMode.online:
-        # What follows takes a moment; an upload takes longer, and may be stopped.
+        # The rest takes a moment. An online upload may take longer, so a signal can still stop it.
         settle_signals()
     if outcome.wandb:
         outcome.wandb.finish(exit_code=outcome.exit_code, status=outcome.status, more=more, pictures=pictures)
@@ -42,9 +42,9 @@ def conclude(settings: Settings, outcome: Outcome) -> None:
 
 
 def _report(outcome: Outcome) -> dict[Path, str]:
-    """Pictures and report.html; whatever goes wrong with them is logged, and the job ends as it would have.
+    """Write report.html; return its pictures as PNG files with their captions.
 
-    The pictures as PNG files, with their captions.
+    Any error is logged and doesn't change how the job ends.
     """
     assert outcome.run_dir
     try:
@@ -53,7 +53,7 @@ def _report(outcome: Outcome) -> dict[Path, str]:
             command = f"python -m jobs.report {outcome.run_dir}"
             print(f"# Report  : {size_mib:.0f} MiB of rows are left to {command}", flush=True)
             return {}
-        # Late: matplotlib is for this alone, and nothing else may depend on it.
+        # Imported late: only the report needs matplotlib.
         from jobs.results.disk.recorded_run import read_run
         from jobs.results.report import write_report
 

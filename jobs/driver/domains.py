@@ -1,4 +1,4 @@
-"""Requests of a gang whose ranks may be in several NVLink domains."""
+"""Requests adapted to the NVLink domains that a gang's ranks are in."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ _MAX_NAMED = 8
 
 
 def fit_requests(requests: Sequence[Request], ranks: Ranks) -> tuple[list[Request], str | None]:
-    """``requests`` as these ranks can run them, and why that differs from what was asked for.
+    """Requests that these ranks can run, and the reason if they differ from ``requests``.
 
-    The planner doesn't know where Ray will place the ranks, so this is decided once they are there. Only ``auto`` ever
-    changes: over domains of different sizes it becomes ``ppermute``. Over domains of one size ``auto`` itself chooses
-    between the rings.
+    This is decided once Ray has placed the ranks. Only ``auto`` ever changes: over domains of different sizes it
+    becomes ``ppermute``. Over domains of one size ``auto`` itself chooses between the rings.
 
     Raises:
-      UsageError: ``kernel.implementation`` or ``timing.baselines`` name a kernel that needs one domain.
+      UsageError: ``kernel.implementation`` or ``timing.baselines`` names a kernel that needs one domain.
     """
     domains: dict[str, list[Member]] = {}
     for member in ranks.members:
@@ -29,7 +28,7 @@ def fit_requests(requests: Sequence[Request], ranks: Ranks) -> tuple[list[Reques
     target, *baselines = requests
     if len(domains) == 1 or not ranks.on_gpus:
         return list(requests), None
-    # The largest domain; of equals the first.
+    # The largest domain; the first of equals.
     inside = max(domains.values(), key=len)
     outside = [str(member) for member in ranks.members if member.nvlink_domain != inside[0].nvlink_domain]
     rule = f"needs all ranks in one NVLink domain; outside that of {inside[0]}: {_shortened(outside)}"
@@ -55,6 +54,6 @@ def _needs_one_domain(request: Request) -> bool:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """A list of ranks that fits an error."""
+    """List of ranks, cut short to fit an error message."""
     rest = len(names) - _MAX_NAMED
     return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -11,22 +11,21 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobs.driver.outcome import Outcome
 from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_USAGE
 from jobs.signals import raise_if_stopped, stop_on_signals, take_signals
 
-# Ray, jax, W&B and Hydra take seconds to import: later, when a signal already ends in a RESULT line.
+# Ray, jax, W&B and Hydra take seconds to import. They are imported once a signal ends in a RESULT line.
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Job = Callable[["DictConfig", Outcome], None]
-"""Runs a composed config and notes its end in the outcome; imports what is slow only when it is called."""
+"""Runs a composed config and records its end in the outcome; slow imports wait until it is called."""
 
-
-_TEMPORARY = "cmkernel-"
+_own_folders: list[str] = []
+"""Temporary folders that this process made, for ``leave`` to remove."""
 
 
 @dataclasses.dataclass
@@ -34,7 +33,7 @@ class _Session:
     """Outcomes of one command line."""
 
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
-    """One per point of a multirun, or a single one."""
+    """One for each point of a multirun, otherwise a single one."""
     is_multirun: bool = False
     whole: Outcome = dataclasses.field(default_factory=Outcome)
     """End of the command itself: a config that can't be composed, a signal between two points."""
@@ -55,21 +54,20 @@ class _Session:
 
 
 def main(job: Job, between_points: AbstractContextManager[Any] | None = None) -> int:
-    """Run ``job``, or each point of a multirun; returns the exit code, the worst one of a multirun.
+    """Run ``job``, or each point of a multirun, and return the exit code; a multirun returns its worst one.
 
     The last line of standard output is the RESULT line. A multirun prints one for each point, and one more for all.
     A signal stops the job until its outcome is settled; a later one changes neither the line nor the code.
 
     Args:
-      job: what to run.
-      between_points: shared by the points of a multirun, and closed behind the last one.
+      job: function to run.
+      between_points: context shared by the points of a multirun, and closed after the last one.
     """
     take_signals()
     logging.basicConfig(level=logging.INFO, handlers=[_stderr_handler()])
     session = _Session()
     with session.whole.recording(), stop_on_signals(), between_points or contextlib.nullcontext():
-        # Only a normal exit removes the temporary folders of libraries: they go into this one, which ``leave`` removes.
-        tempfile.tempdir = tempfile.mkdtemp(prefix=_TEMPORARY)
+        _keep_temporary_files_together()
         _run_hydra(job, session)
     if not session.outcomes and session.whole.status == "ok":
         return EXIT_OK  # --help, --cfg and the like
@@ -80,18 +78,26 @@ def main(job: Job, between_points: AbstractContextManager[Any] | None = None) ->
 
 def leave(code: int) -> NoReturn:
     """End the process with this exit code."""
-    if Path(tempfile.gettempdir()).name.startswith(_TEMPORARY):
-        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    for folder in _own_folders:
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         code = code or EXIT_INFRASTRUCTURE
-    # Threads of Ray or W&B that outlive their close must not hold the job, or change its exit code.
+    # Threads of Ray or W&B that outlive their close must neither keep the job alive nor change its exit code.
     os._exit(code)
 
 
+def _keep_temporary_files_together() -> None:
+    """Send temporary files of libraries to one folder, which ``leave`` removes: they do so only on a normal exit."""
+    # Without a usable temporary folder the libraries that need one say so.
+    with contextlib.suppress(OSError):
+        tempfile.tempdir = tempfile.mkdtemp(prefix="cmkernel-")
+        _own_folders.append(tempfile.tempdir)
+
+
 def _run_hydra(job: Job, session: _Session) -> None:
-    """Compose the config and run the job, or one for each point; a config that can't be composed ends the session."""
+    """Compose the config and run the job for each point; a config that can't be composed is a usage error."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
@@ -120,21 +126,24 @@ def _run_hydra(job: Job, session: _Session) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         task()
+    except BrokenPipeError:
+        # The reader of --help is gone (`| head`).
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     except (HydraException, OmegaConfBaseException) as error:
         session.whole.end("usage_error", EXIT_USAGE, _in_one_line(error))
     except SystemExit as error:
-        # argparse has printed what is wrong.
+        # argparse has already printed the mistake.
         if error.code:
             session.whole.end("usage_error", EXIT_USAGE, "the command line can't be parsed")
 
 
 def _job_help() -> str:
-    """Head of ``--help``: the docstring of the module that runs."""
+    """Head of ``--help``: the docstring of the entry point."""
     return (sys.modules["__main__"].__doc__ or "").strip().replace("``", "") + "\n"
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Hydra's message: the option first, then the reason, which it keeps in the exception's cause."""
+    """Hydra's message: the option, then the reason, which is in the exception's cause."""
     from jobs.config.options import renamed_option
 
     causes = [error, *([error.__cause__] if error.__cause__ else [])]
@@ -147,7 +156,7 @@ def _print(line: str) -> None:
     try:
         print(line, flush=True)
     except BrokenPipeError:
-        # Nobody reads any more (`| head`): the exit code still tells.
+        # The reader is gone (`| head`); the exit code still reports the outcome.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 

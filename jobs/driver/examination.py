@@ -1,4 +1,7 @@
-"""One examination of ``jobs.doctor``: hosts, GPUs, links, then the verdicts. The entry point imports this late."""
+"""Examination of a cluster for ``jobs.doctor``: hosts, GPUs, links, then the findings.
+
+The entry point imports this late: it is slow.
+"""
 
 from __future__ import annotations
 
@@ -37,25 +40,25 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 LINKS = "jobs.health.links:LinkSession"
 _LINK_BYTES, _LINK_REPEATS = 256 * 2**20, 10
-# The whole examination shall take less than a minute; a gang that isn't there by then is a finding.
+# The whole examination takes less than a minute; a gang that isn't ready by then is a finding.
 _EXAMINER_TIMEOUT_S, _PLACEMENT_TIMEOUT_S, _SETUP_TIMEOUT_S, _STEP_TIMEOUT_S = 20.0, 10.0, 40.0, 30.0
 
 
 @dataclasses.dataclass
 class Examination:
-    """What was seen and what it means."""
+    """Facts of the cluster, and the findings about them."""
 
     hosts: list[HostFacts] = dataclasses.field(default_factory=list)
     links: list[Bandwidth] = dataclasses.field(default_factory=list)
     findings: list[Finding] = dataclasses.field(default_factory=list)
 
     def failures(self) -> list[Finding]:
-        """Findings that no job should run with."""
+        """Findings that must be mended before a job runs."""
         return [finding for finding in self.findings if finding.verdict is Verdict.fail]
 
 
 def examine(config: DictConfig, outcome: Outcome) -> None:
-    """One examination, all its output but the RESULT line, which ``outcome`` makes.
+    """Examine the cluster and print the findings; the caller prints the RESULT line from ``outcome``.
 
     Raises:
       JobError, JobStopped: the examination ended early.
@@ -72,7 +75,7 @@ def examine(config: DictConfig, outcome: Outcome) -> None:
 
 
 def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
-    """Everything that there is to see, the cheapest first."""
+    """Examine everything, the cheapest first."""
     num_ranks = default_num_ranks(cluster, settings.cluster)
     driver = driver_versions(host_facts(cluster.nodes[0].ip, with_gpus=False).versions)
     with Examiners(cluster.nodes) as examiners:
@@ -94,7 +97,7 @@ def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
 
 
 def _gpus(cluster: Cluster, hosts: Sequence[HostFacts], names_kernel: bool) -> list[Finding]:
-    """Of every GPU once, as raylets of one machine may see the same ones."""
+    """Findings of every GPU, each once: raylets of one machine may see the same GPUs."""
     findings, known = [], set()
     for host in hosts:
         new = [gpu for gpu in host.gpus if gpu.uuid not in known]
@@ -109,14 +112,14 @@ def _gpus(cluster: Cluster, hosts: Sequence[HostFacts], names_kernel: bool) -> l
     if not known and not cluster.on_gpus:
         findings.append(Finding("GPUs", "the cluster", "none: ranks run on CPUs", Verdict.unknown))
     elif len(known) < cluster.num_gpus:
-        found = f"Ray counts {cluster.num_gpus}, NVML finds {len(known)}"
+        counts = f"Ray counts {cluster.num_gpus}, NVML finds {len(known)}"
         mend = "nvidia-smi -L on each host; several raylets of a host each need CUDA_VISIBLE_DEVICES of their own"
-        findings.append(Finding("GPUs", "the cluster", found, Verdict.fail, mend))
+        findings.append(Finding("GPUs", "the cluster", counts, Verdict.fail, mend))
     return findings
 
 
 def _tcp(examiners: Examiners, seen: Examination) -> list[Finding]:
-    """Between neighbours in the ring of hosts."""
+    """Measure TCP between neighbours in the ring of hosts."""
     links = examiners.tcp()
     if not links:
         return [Finding("TCP", "the cluster", "one host: nothing to measure", Verdict.unknown)]
@@ -126,17 +129,17 @@ def _tcp(examiners: Examiners, seen: Examination) -> list[Finding]:
 
 
 def _look_at_links(cluster: Cluster, settings: Settings, num_ranks: int, seen: Examination) -> None:
-    """What NCCL does between GPUs, and which one it is; a gang that doesn't start is a finding."""
+    """Measure NCCL between GPUs and check its version; a gang that doesn't start is a finding."""
     if failures := seen.failures():
-        found = f"not measured: mend {failures[0].check} on {failures[0].where} first"
-        seen.findings.append(Finding("GPU links", "the cluster", found, Verdict.unknown))
+        reason = f"not measured: mend {failures[0].check} on {failures[0].where} first"
+        seen.findings.append(Finding("GPU links", "the cluster", reason, Verdict.unknown))
         return
     try:
         links = _exchange(cluster, _impatient(settings.cluster), num_ranks, seen, _names_kernel(settings))
     except NoCapacity:
         raise
     except InfrastructureError as error:
-        mend = "the message names the rank; NCCL_DEBUG=INFO in the environment of ray start tells more"
+        mend = "the message names the rank; NCCL_DEBUG=INFO in the environment of ray start logs more"
         seen.findings.append(Finding("GPU links", "the cluster", str(error), Verdict.fail, mend))
         return
     seen.links += [link for kind in links.values() for link in kind]
@@ -148,7 +151,7 @@ def _look_at_links(cluster: Cluster, settings: Settings, num_ranks: int, seen: E
 def _exchange(
     cluster: Cluster, settings: ClusterSettings, num_ranks: int, seen: Examination, names_kernel: bool
 ) -> dict[str, list[Bandwidth]]:
-    """All pairs of GPUs inside hosts, and neighbours between hosts, by kind."""
+    """Start a gang and measure its links, by kind."""
     with Gang.start(cluster, settings, num_ranks, session=LINKS) as gang:
         loaded = {member.host: member.versions["nccl"] for member in gang.members}
         seen.findings += host_findings.nccl_findings(loaded, needed=MIN_NCCL_VERSION, is_named=names_kernel)
@@ -156,12 +159,14 @@ def _exchange(
 
 
 def measure_links(gang: Gang, *, num_bytes: int, repeats: int) -> dict[str, list[Bandwidth]]:
-    """Bandwidth of every pair inside hosts, and of neighbours between hosts: ``num_bytes`` each way, at the same time.
+    """Measure each pair of GPUs inside hosts, and neighbours between hosts: ``num_bytes`` both ways at once.
+
+    Returns links by kind.
 
     Args:
-      gang: Ranks with a ``LinkSession``, in the order of the ring.
-      num_bytes: Of one exchange.
-      repeats: Exchanges that are timed together.
+      gang: gang whose ranks run a ``LinkSession``, in the order of the ring.
+      num_bytes: bytes of one exchange in each direction.
+      repeats: exchanges that are timed together.
     """
     groups: dict[str, list[int]] = {}
     for member in gang.members:
@@ -187,7 +192,7 @@ def measure_links(gang: Gang, *, num_bytes: int, repeats: int) -> dict[str, list
 
 
 def _conclude(outcome: Outcome, seen: Examination, run_dir: RunDir) -> None:
-    """The table, ``doctor.json``, and the exit code."""
+    """Print the table, write ``doctor.json``, set the exit code."""
     with outcome.recording():
         if not seen.findings:
             return

@@ -13,7 +13,7 @@ from jobs.results.terminal import table
 
 def header_lines(ranks: Ranks, cases: Sequence[Case], island: str | None) -> list[str]:
     """Header of a job's first gang, or of the first gang of its islands."""
-    # Over several hosts the model of one NVLink doesn't hold.
+    # The model knows NVLink alone, so it doesn't hold over several hosts.
     model = cost.device_model(ranks.device_kind) if ranks.layout.num_hosts == 1 else None
     expected: list[tuple[Case, cost.ExpectedTime | None]] = []
     for case in cases:
@@ -32,5 +32,5 @@ def header_lines(ranks: Ranks, cases: Sequence[Case], island: str | None) -> lis
 
 
 def device_lines(ranks: Ranks, island: str | None) -> list[str]:
-    """Where the ranks of a later gang are."""
+    """Header of a later gang: the places of its ranks."""
     return table.device_lines([dataclasses.asdict(member) for member in ranks.members], island)

@@ -1,4 +1,4 @@
-"""Whether the hosts of a cluster are fit for a job, as far as that is seen at once."""
+"""Fitness of a cluster's hosts for a job, as far as a quick look shows it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_unfit_hosts(cluster: Cluster) -> dict[str, str]:
-    """Look at what can be seen of the hosts at once, log the warnings; the versions that they all have.
+    """Check the hosts' versions and shared memory, log warnings, and return the versions that all hosts have.
 
-    What matters only where ranks are, the gang looks at when it knows: their GPUs and the names of their hosts.
+    GPUs and host names matter only where ranks are: the gang checks them once the ranks are placed.
 
     Raises:
-      InfrastructureError: a host has other versions than the driver, or doesn't answer; it is named with what mends it.
+      InfrastructureError: a host has other versions than the driver, or doesn't answer; the error names host and cure.
     """
     driver = host_facts(cluster.nodes[0].ip, with_gpus=False)
     versions = driver_versions(driver.versions)
     if cluster.is_local:
-        # Its workers run in the driver's own Python.
+        # Workers of a local Ray run in the driver's own Python.
         refuse_failures(shm_findings([driver]), logger)
         return versions
     nodes = [node for node in cluster.nodes if node.num_gpus or not cluster.on_gpus]
@@ -42,7 +42,7 @@ def refuse_unfit_hosts(cluster: Cluster) -> dict[str, str]:
 
 
 def nvlink_domains(cluster: Cluster) -> dict[str, str]:
-    """Of each Ray node with a GPU, by its id; on CPUs of every one, where a host is a domain.
+    """NVLink domain of each Ray node with a GPU, by node id; on CPUs the host of every node.
 
     Raises:
       InfrastructureError: a host doesn't answer.
@@ -60,8 +60,12 @@ def nvlink_domains(cluster: Cluster) -> dict[str, str]:
 
 
 def driver_versions(versions: dict[str, str]) -> dict[str, str]:
-    """Of Python and of the packages that matter; ``InfrastructureError`` where the driver itself lacks one."""
-    found = {name: versions[name] for name in ("python", *PACKAGES)}
-    if missing := [name for name, version in found.items() if version == MISSING]:
+    """Versions of Python and of the packages that a job needs.
+
+    Raises:
+      InfrastructureError: the driver's Python lacks a package.
+    """
+    needed = {name: versions[name] for name in ("python", *PACKAGES)}
+    if missing := [name for name, version in needed.items() if version == MISSING]:
         raise InfrastructureError(f"the driver's Python lacks {', '.join(missing)}; {INSTALL}")
-    return found
+    return needed

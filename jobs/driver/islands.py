@@ -1,4 +1,4 @@
-"""All islands of a job at once, each with its own gangs in a thread of its own."""
+"""Islands of a job, all at once: each runs its own gangs in its own thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from jobs.signals import raise_if_stopped
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.5
-# A gang has 10 s to end; after a signal there is no more to wait for.
+# A gang has 10 s to end; waiting longer after a signal gains nothing.
 _STOP_TIMEOUT_S = 15.0
 
 
 class Islands:
-    """They share nothing but the ledger: where one ends badly, the others go on.
+    """Runs the attempts of all islands. They share only the ledger: when one fails, the others go on.
 
     Args:
-      attempts: one for each island.
-      outcome: gets the end of each that ends badly.
+      attempts: attempts of each island.
+      outcome: records the islands that fail.
     """
 
     def __init__(self, attempts: Sequence[Attempts], outcome: Outcome) -> None:
@@ -48,14 +48,14 @@ class Islands:
         try:
             while running:
                 with contextlib.suppress(queue.Empty):
-                    # Not Thread.join(), which a signal's exception makes take a running thread for an ended one.
+                    # Not Thread.join(): a signal's exception inside it marks a running thread as ended.
                     name, error = self._ended.get(timeout=_INTERVAL_S)
                     running -= 1
                     if error is not None and not isinstance(error, JobStopped):
                         self._note(name, error)
                 raise_if_stopped()
         except JobStopped:
-            # Their threads notice it as well, and end their gangs.
+            # The islands' threads see the signal too, and end their gangs.
             deadline = time.monotonic() + _STOP_TIMEOUT_S
             with contextlib.suppress(queue.Empty):
                 while running:

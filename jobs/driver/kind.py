@@ -1,9 +1,10 @@
-"""Kind of a job: what it does with each case."""
+"""Kinds of jobs: benchmark and tuning."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from jobs.config.schema import Settings
 from jobs.driver.measurement import Measurement
@@ -13,19 +14,19 @@ from jobs.records.row import Row, RowSummary
 from jobs.results.terminal.steps import Step
 
 Runner = Callable[[Case, Sequence[RowSummary]], Iterable[list[Row]]]
-"""Measures a case, of which the given rows are there already; yields rows in lists of those measured together."""
+"""Measures a case, given the job's rows so far; yields lists of rows that were measured together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """``BENCH`` and ``TUNE`` are the two kinds."""
+    """Behaviour that differs between ``BENCH`` and ``TUNE``."""
 
-    name: str
-    """Module that ``python -m`` runs."""
     refuse: Callable[[Settings], None]
-    """Raises ``UsageError`` where this kind of job can't have these settings."""
+    """Raises ``UsageError`` if this kind of job can't have these settings."""
     unfinished: Callable[[Settings, Sequence[Case], Sequence[RowSummary]], list[Case]]
-    """Cases of which the job's rows so far lack some; raises ``UsageError`` for rows of the other kind."""
+    """Cases that still lack rows; raises ``UsageError`` for rows of the other kind."""
     steps: Callable[[Case, Sequence[Request], Settings, str], list[Step]]
-    """Steps of a case on a kind of device, if nothing is skipped."""
-    runner: Callable[[Measurement, Sequence[Request]], Runner]
+    """All steps of a case on a kind of device, assuming that none is skipped."""
+    runner: Callable[[Measurement, Sequence[Request], Path], Runner]
+    """Makes the function that measures cases on one gang; the path is that of the table for winners."""
+    writes_table: bool = False

@@ -1,4 +1,4 @@
-"""Where the gangs of a job bring their rows and say what they do: several threads, where there are several gangs."""
+"""Ledger of a job: its gangs, each in its own thread, hand over rows and report steps here."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 class Ledger:
-    """Every row goes to the journal, to W&B and to the table, in this order; ``outcome`` keeps it condensed.
+    """Sends every row to the journal, to W&B and to the table, in this order; ``outcome`` keeps a summary.
 
-    A signal that stops the job comes before or after the rows that were measured together, so that none of them is lost
-    and all of these places have the same ones. The raw samples leave the driver's memory with their row, however many
-    rows there are.
+    Rows that were measured together are taken as a whole: a signal takes effect before or after them, so all places
+    have the same rows. Raw samples don't stay in the driver's memory.
 
     Args:
-      journal: of the run directory, open.
-      soak_journal: the soak's, open; ``None`` where there is no soak.
-      outcome: gets the rows and counts the restarts; its W&B run has been started.
+      journal: journal of the run directory, open.
+      soak_journal: journal of the soak, open; ``None`` without a soak.
+      outcome: gets row summaries and counts restarts; its W&B run has been started.
       progress: shows steps and rows.
-      outlier_z: which iterations of a soak stand out.
-      view: how rows are shown.
+      outlier_z: robust z-score above which an iteration of a soak stands out.
+      view: columns of the table and its width.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Ledger:
         view: View = DEFAULT_VIEW,
     ) -> None:
         self.lock = threading.RLock()
-        """Held while anything of this object's is read or changed."""
+        """Held while the ledger is read or changed."""
         self._journal = journal
         self._outcome = outcome
         self._progress = progress
@@ -60,49 +59,48 @@ class Ledger:
         self._introduced = False
 
     def rows(self, island: str | None) -> list[RowSummary]:
-        """Rows of one island so far; ``None``: of a job without islands."""
+        """Rows of one island so far; ``None`` in a job without islands."""
         with self.lock:
             return [row for row in self._outcome.rows if row.island == island]
 
     def take(self, rows: Sequence[Row], members: Sequence[Member]) -> None:
-        """Rows that ``members`` measured together: of a case, or of a round of a tuning.
+        """Take rows that ``members`` measured together: those of a case, or of a round of the tuner.
 
         Raises:
-          InfrastructureError: one can't be written to the journal; those before it are everywhere.
-          JobStopped: a signal arrived meanwhile; all of them are everywhere.
+          InfrastructureError: a row can't be written to the journal; the rows before it are everywhere.
+          JobStopped: a signal arrived meanwhile; all rows are everywhere.
         """
         with self.lock, signals_held():
             for row in rows:
                 self._journal.append(row)
                 assert self._outcome.wandb is not None
-                self._outcome.wandb.log_row(row.summary(), members)
+                summary = row.summary()
+                self._outcome.wandb.log_row(summary, members)
                 for line in table.row_lines(row, self._view, beside=rows):
                     self._progress.print(line)
-                self._outcome.rows.append(row.summary())
+                self._outcome.rows.append(summary)
 
     def points(self, island: str | None) -> list[Point]:
-        """Slices of the soak of one island so far; ``None``: of a job without islands."""
+        """Slices of the soak of one island so far; ``None`` in a job without islands."""
         with self.lock:
             return [point for point in self._outcome.soak if point.island == island]
 
-    def take_slice(self, found: SoakSlice) -> None:
-        """A slice of the soak.
+    def take_slice(self, part: SoakSlice) -> None:
+        """Take a slice of the soak.
 
         Raises:
-          InfrastructureError: it can't be written to its journal.
+          InfrastructureError: the slice can't be written to its journal.
           JobStopped: a signal arrived meanwhile; the slice is everywhere.
         """
         with self.lock, signals_held():
             assert self._soak_journal is not None
-            self._soak_journal.append(found)
-            self._outcome.soak.append(Point.of(found, outlier_z=self._outlier_z))
-            if found.wrong:
-                self.announce(
-                    f"WRONG: iterations {found.wrong[:8]} of the soak of {found.implementation} on {found.case}"
-                )
+            self._soak_journal.append(part)
+            self._outcome.soak.append(Point.of(part, outlier_z=self._outlier_z))
+            if part.wrong:
+                self.announce(f"WRONG: iterations {part.wrong[:8]} of the soak of {part.implementation} on {part.case}")
 
     def introduce(self, first: Sequence[str], later: Sequence[str], *, islands: bool) -> None:
-        """Print what stands above the rows of a gang: ``first`` and the columns for the first one, else ``later``."""
+        """Print a gang's header: ``first`` and the column names for the first gang, ``later`` for the others."""
         with self.lock:
             is_first, self._introduced = not self._introduced, True
             for line in first if is_first else later:
@@ -111,33 +109,33 @@ class Ledger:
                 self._progress.print(line)
 
     def print(self, line: str) -> None:
-        """A line among the rows."""
+        """Print a line among the rows."""
         with self.lock:
             self._progress.note(line)
 
     def expect(self, plan: Sequence[Step], island: str | None) -> None:
-        """A gang of ``island`` will come to these steps, in the place of those that its predecessor hasn't come to."""
+        """Replace the steps that are still ahead of ``island`` with ``plan``."""
         with self.lock:
             self._progress.expect(plan, island)
 
     def begin(self, step: Step, text: str, best: Best | None, island: str | None) -> None:
-        """A step begins, as ``Progress.begin`` has it."""
+        """Log a step and show it, as ``Progress.begin`` does."""
         with self.lock:
             logger.info("%s", text)
             self._progress.begin(step, text, best, island)
 
     def announce(self, text: str) -> None:
-        """A line for the log and among the rows."""
+        """Log a line and print it among the rows."""
         with self.lock:
             logger.info("%s", text)
             self._progress.note(f"# {text}")
 
     def restarts(self) -> None:
-        """A gang was lost and another one takes over."""
+        """Count one more restart."""
         with self.lock:
             self._outcome.restarts += 1
 
     def restarted(self, after_s: float) -> None:
-        """It has begun, so many seconds after the loss was found out."""
+        """Add the seconds from noticing a loss to the first step of the next gang."""
         with self.lock:
             self._outcome.restart_s += after_s

@@ -1,4 +1,4 @@
-"""Steps that the benchmark, the tuner and the soak share: open a case, check an implementation, make its row."""
+"""Steps shared by the benchmark, the tuner and the soak: open a case, check an implementation, make its row."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from jobs.results.terminal.steps import Step
 
 
 class Measurement:
-    """One gang's part of a job.
+    """Measures cases on one gang.
 
     Args:
-      ranks: of the gang.
-      settings: of the job.
+      ranks: ranks of the gang.
+      settings: settings of the job.
       attempt: number of the gang.
-      island: its island, if the job has several.
-      begin: gets every step as it begins, its text, and the fastest implementation so far.
-      announce: gets lines for the log and the table.
+      island: name of the gang's island; ``None`` in a job without islands.
+      begin: called at each step with the step, its text and the fastest implementation so far.
+      announce: called with lines for the log and the table.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class Measurement:
         self._begin = begin
 
     def begin(self, step: Step, name: str | None = None, samples: Mapping[str, Samples] | None = None) -> None:
-        """Report a step of the implementation ``name``, with the fastest one of the ``samples`` so far."""
+        """Report a step of the implementation ``name``, and the fastest implementation among ``samples``."""
         text = f"{step.case}: {step.doing}" if name is None else f"{step.case}: {name}: {step.doing}"
         self.report(step, text, best_of_samples(samples or {}))
 
     def report(self, step: Step, text: str, best: Best | None = None) -> None:
-        """Report a step in words of its own."""
+        """Report a step with its own text."""
         self._begin(step, text, best)
 
     def open(self, case: Case, requests: Sequence[Request]) -> list[Opened]:
-        """Open ``case`` on all ranks; a baseline that one rank can't run runs on none.
+        """Open ``case`` on all ranks; a baseline that one rank can't run isn't run at all.
 
         Raises:
-          UsageError: the implementation that the config asks for can't run on this case.
+          UsageError: ``kernel.implementation`` can't run on this case.
           InfrastructureError: ranks would run different programs.
         """
         refusals = {name: reason for name, reason in self._refusals(requests).items() if reason is not None}
@@ -82,17 +82,17 @@ class Measurement:
         ]
 
     def check(self, case: Case, name: str, *, is_target: bool, calls: int | None = None) -> Check:
-        """Check the programs called ``name``; the config's fault is planted where ``is_target``."""
+        """Check the programs called ``name``; the config's fault is planted if ``is_target``."""
         check = self.settings.check
-        # With fault_after the soak is to find the fault.
+        # With fault_after the fault is planted in the soak instead.
         fault = check.fault if is_target and check.fault_after is None else Fault.none
         calls = check.calls if calls is None else calls
         chain_length = self.settings.timing.chain_length
-        found = self.ranks.check(case, name, calls=calls, seed=seed(), fault=fault, chain_length=chain_length)
-        return Check.of_ranks(found)
+        by_rank = self.ranks.check(case, name, calls=calls, seed=seed(), fault=fault, chain_length=chain_length)
+        return Check.of_ranks(by_rank)
 
     def row(self, *, samples_us: Samples, **fields: Any) -> Row:
-        """Row of this gang, made now, with the spread of each time."""
+        """Make a row of this gang, with the present time and the spread of each measured time."""
         return Row(
             samples_us=samples_us,
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -103,7 +103,7 @@ class Measurement:
         )
 
     def with_derived(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows of one case with the figures that follow from their headline times."""
+        """Add the figures that follow from headline times to the rows of one case."""
         headlines = {row.implementation: row.headline_us for row in rows}
         return [
             dataclasses.replace(
@@ -123,14 +123,14 @@ class Measurement:
         ]
 
     def first(self, reasons: Sequence[str | None]) -> str | None:
-        """First rank's reason, with the rank's name where not all ranks have it."""
+        """First reason among the ranks, with the rank's name unless all ranks have the same."""
         for member, reason in zip(self.ranks.members, reasons, strict=True):
             if reason is not None:
                 return reason if all(r == reason for r in reasons) else f"{member}: {reason}"
         return None
 
     def _refusals(self, requests: Sequence[Request]) -> dict[str, str | None]:
-        """Reasons that hold for all cases, by implementation."""
+        """Reasons why implementations can't run on any case of this gang."""
         names = {r.implementation for r in requests}
         refusals = {}
         if torch_fused.NAME in names:
@@ -146,7 +146,7 @@ class Measurement:
 
     @functools.cached_property
     def _torch_refusal(self) -> str | None:
-        """Why the ranks can't be a process group of torch; ``None`` once they are one."""
+        """Reason why the ranks can't form a process group of torch; ``None`` once they have."""
         members = self.ranks.members
         if len({member.node_id for member in members}) > 1:
             return "its symmetric memory joins the GPUs of one host, and the ranks are on several"
@@ -157,7 +157,7 @@ class Measurement:
         return self.first(self.ranks.join_torch(host, ready[0].port))
 
     def _agreed(self, by_rank: Sequence[Sequence[Opened]], requests: Sequence[Request], case: Case) -> list[Opened]:
-        """What all ranks opened; ranks that chose differently would wait for each other for ever."""
+        """Programs that all ranks opened alike; ranks that differ would wait for each other for ever."""
         agreed = []
         for request, of_ranks in zip(requests, zip(*by_rank, strict=True), strict=True):
             first = of_ranks[0]
@@ -175,5 +175,5 @@ class Measurement:
 
 
 def seed() -> int:
-    """Fresh seed, small enough that a rank can count up from it."""
+    """Fresh seed of 30 bits, so that a rank can count up from it without overflow."""
     return secrets.randbits(30)

@@ -1,4 +1,4 @@
-"""Names of a job: its overrides, its point in a multirun, its submission, and what the W&B run is called."""
+"""Names of a job: overrides, point of a multirun, submission, W&B run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.gang.cluster import submission_id
 
 @dataclasses.dataclass(frozen=True)
 class Naming:
-    """Read once, from Hydra and Ray."""
+    """Names of a job, read once from Hydra and Ray."""
 
     overrides: tuple[str, ...]
     """The command line, as ``group=choice`` and ``option=value``."""
@@ -41,13 +41,13 @@ class Naming:
 
     @property
     def own_run_dir(self) -> str | None:
-        """Name of the run directory where the config has none; ``None``: the time."""
+        """Name of the run directory if the config names none; ``None``: named by the time."""
         return f"{self.submission}-{self.point}" if self.submission and self.point is not None else self.submission
 
     def below(self, run_dir: str | None) -> str | None:
-        """``run_dir=``, with a folder for each point of a multirun below it."""
+        """Folder of this job in ``run_dir``: a numbered one for a point of a multirun, else ``run_dir`` itself."""
         return run_dir if run_dir is None or self.point is None else str(Path(run_dir) / self.point)
 
     def wandb_name(self, run_dir: Path) -> str:
-        """Name of the W&B run: that of the run directory, which for a point may be no more than its number."""
+        """Name of the W&B run: the run directory's, or group and number for a point of a multirun."""
         return run_dir.name if self.point is None else f"{self.group}-{self.point}"

@@ -1,4 +1,4 @@
-"""Settings of a job, final from here on, and its run directory: everything that needs no cluster is refused here."""
+"""Opening of a job: final settings, run directory, and every refusal that needs no cluster."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from cmkernel import Table
+from jobs.config.problem import expand, resolve_problem
 from jobs.config.resume import continued
 from jobs.config.rules import recorded_settings, to_settings
 from jobs.config.schema import Settings
@@ -25,56 +26,71 @@ TABLE_NAME = "tuned.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job before it has met its cluster. Nothing in it changes any more."""
+    """A job before it connects to a cluster; immutable."""
 
     settings: Settings
     kind: Kind
     naming: Naming
     run_dir: RunDir
     table: Table | None
-    """Tuned configs that ``kernel.table`` names; ``None``: those that ship with cmkernel."""
+    """Tuned configs of ``kernel.table``; ``None``: the table that ships with cmkernel."""
+
+    @property
+    def winners_path(self) -> Path:
+        """Table that gets the winners of a tuning: ``tuning.table``, or one in the run directory."""
+        return Path(self.settings.tuning.table or self.run_dir.path / TABLE_NAME)
 
 
 def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
-    """The job that a composed config asks for, with its run directory.
+    """Open the job of a composed config, with its run directory.
+
+    A new job's mistakes are refused before its run directory is made.
 
     Raises:
       UsageError: an option breaks its rule, contradicts the job that is resumed, or names a file that can't be used.
       InfrastructureError: the disk is full or broken.
     """
     settings = to_settings(config)
-    kind.refuse(settings)
     if settings.resume is None:
+        # The number of ranks may still be unknown; the sizes are not.
+        expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
+        settings, table = _accepted(settings, kind, naming)
         run_dir = RunDir.create(naming.below(settings.run_dir), submission_id=naming.own_run_dir)
     else:
         run_dir = RunDir.reopen(settings.resume, submission_id=naming.submission)
         stored = recorded_settings(run_dir.config_path)
         settings = continued(stored, settings, naming.overrides, num_ranks=_recorded_ranks(run_dir))
-    settings = _with_absolute_paths(settings, run_dir, naming)
-    return Job(settings, kind, naming, run_dir, read_table("kernel.table", settings.kernel.table))
+        settings, table = _accepted(settings, kind, naming)
+    job = Job(settings, kind, naming, run_dir, table)
+    if kind.writes_table:
+        _refuse_unwritable(job.winners_path)
+    return job
+
+
+def _accepted(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings, Table | None]:
+    """Settings that the kind of job can have, with absolute paths of tables, and the table of ``kernel.table``."""
+    kind.refuse(settings)
+    kernel, tuning = settings.kernel, settings.tuning
+    if kernel.table is not None:
+        kernel = dataclasses.replace(kernel, table=str(Path(kernel.table).expanduser().absolute()))
+    if kind.writes_table and tuning.table is not None:
+        path = absolute("tuning.table", tuning.table, naming.submission)
+        _refuse_unwritable(path)
+        tuning = dataclasses.replace(tuning, table=str(path))
+    settings = dataclasses.replace(settings, kernel=kernel, tuning=tuning)
+    return settings, read_table("kernel.table", kernel.table)
 
 
 def _recorded_ranks(run_dir: RunDir) -> int | None:
-    """Ranks of the job that is resumed; ``None`` where it has no row."""
+    """Number of ranks of the job to resume; ``None`` if it has no row."""
     first = next(iterate(run_dir.journal_path), None) if run_dir.journal_path.exists() else None
     return None if first is None else first.case.num_ranks
 
 
-def _with_absolute_paths(settings: Settings, run_dir: RunDir, naming: Naming) -> Settings:
-    """Tables that are the same files wherever the job is resumed; that of the tuner must be writable."""
-    kernel, tuning = settings.kernel, settings.tuning
-    if kernel.table is not None:
-        kernel = dataclasses.replace(kernel, table=str(Path(kernel.table).expanduser().absolute()))
-    path = absolute("tuning.table", tuning.table or str(run_dir.path / TABLE_NAME), naming.submission)
-    if tuning.table is not None:
-        _refuse_unwritable(path)
-    return dataclasses.replace(settings, kernel=kernel, tuning=dataclasses.replace(tuning, table=str(path)))
-
-
 def _refuse_unwritable(path: Path) -> None:
-    """Refuse a table that can't get the winners now, not once the first case has been measured."""
+    """Refuse a table that can't be written now, rather than after the first case has been measured."""
     if not path.parent.is_dir():
-        raise UsageError(f"tuning.table={path}: {path.parent} is no folder")
+        raise UsageError(f"tuning.table={path}: {path.parent} isn't a folder")
     if path.exists():
         read_table("tuning.table", str(path))
         if not os.access(path, os.W_OK):

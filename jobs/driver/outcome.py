@@ -1,4 +1,4 @@
-"""How a job ends: its status, its exit code, and what it left behind."""
+"""Outcome of a job: status, exit code and everything it produced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INSTALL = "run scripts/bench.sh, which makes an environment with all packages, 
 
 @dataclasses.dataclass
 class Outcome:
-    """How a job ended and what it left behind."""
+    """Status, exit code, rows and places of a job's results; filled while it runs."""
 
     status: str = "ok"
     exit_code: int = EXIT_OK
@@ -33,15 +33,15 @@ class Outcome:
     run_dir: Path | None = None
     wandb: WandbSink | None = None
     rows: list[RowSummary] = dataclasses.field(default_factory=list)
-    """All rows of the journal, those of a job that this one resumes included."""
+    """Summaries of all rows of the journal, including those of the job that this one resumes."""
     soak: list[Point] = dataclasses.field(default_factory=list)
     """Every slice of the soak."""
     restarts: int = 0
     restart_s: float = 0.0
-    """Seconds from each loss of a gang to the first step of the next one, added up."""
+    """Sum of the seconds from each loss of a gang to the first step of the next gang."""
 
     def end(self, status: str, exit_code: int, error: object) -> None:
-        """Record why the job ends early; the first reason stays, whatever goes wrong while cleaning up."""
+        """Record why the job ends early; the first reason stays, even if cleaning up fails too."""
         logger.error("%s: %s", status, error)
         if self.status == "ok":
             self.status, self.exit_code, self.error = status, exit_code, str(error)
@@ -55,9 +55,10 @@ class Outcome:
             self.end(error.status, error.exit_code, f"{where}{error}")
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(("jobs", "cmkernel")):
-                self.end("infrastructure_error", EXIT_INFRASTRUCTURE, f"{sys.executable}: {error}; {_INSTALL}")
+                logger.info("a package is missing", exc_info=True)
+                self.end("infrastructure_error", EXIT_INFRASTRUCTURE, f"{where}{sys.executable}: {error}; {_INSTALL}")
                 return
-            logger.exception("a bug, or an error that nobody foresaw")
+            logger.exception("unexpected error, probably a bug")
             self.end("internal_error", EXIT_INFRASTRUCTURE, f"{where}{type(error).__name__}: {error}")
 
     def line(self, **more: Any) -> str:

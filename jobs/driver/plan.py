@@ -1,10 +1,11 @@
-"""Plan of a job: what the settings and the cluster's facts come to. Whoever executes it changes nothing in it."""
+"""Plan of a job, made from its settings and the facts of the cluster."""
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 
 from cmkernel import Table
 from jobs.config.choices import World
@@ -28,29 +29,31 @@ from jobs.results.disk.run_dir import RunDir
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to measure, where, and under which names."""
+    """Everything that a job measures, where and under which names; immutable."""
 
     settings: Settings
     kind: Kind
     run_dir: RunDir
     cases: tuple[Case, ...]
     requests: tuple[Request, ...]
-    """``kernel.implementation``, then the baselines beside it."""
+    """``kernel.implementation``, then the baselines."""
     islands: tuple[Island, ...]
-    """Empty where all ranks are one world."""
+    """Empty if all ranks are one world."""
+    winners_path: Path
+    """Table that gets the winners of a tuning."""
     environment: Environment
     """Content of ``environment.json`` before the first gang."""
     overrides: tuple[str, ...]
 
 
 def resolve(job: Job, cluster: Cluster, rows: Sequence[RowSummary]) -> Plan:
-    """The plan of ``job`` on ``cluster``; ``rows`` are those of the job that it resumes.
+    """Plan ``job`` on ``cluster``; ``rows`` are the rows of the job that it resumes.
 
     Refusals come in this order: capacity and islands, cases, implementations, rows of another job, hosts.
 
     Raises:
       UsageError: the cluster can't run what the config asks for, or the rows are of another job.
-      NoCapacity: it doesn't have enough GPUs or CPUs.
+      NoCapacity: the cluster doesn't have enough GPUs or CPUs.
       InfrastructureError: a host isn't fit.
     """
     settings = job.settings
@@ -72,13 +75,14 @@ def resolve(job: Job, cluster: Cluster, rows: Sequence[RowSummary]) -> Plan:
         cases=cases,
         requests=requests_of(settings, job.table),
         islands=islands,
+        winners_path=job.winners_path,
         environment=_environment(job, versions, islands),
         overrides=job.naming.overrides,
     )
 
 
 def requests_of(settings: Settings, table: Table | None = None) -> tuple[Request, ...]:
-    """The implementation that the config asks for, then the baselines beside it; ``table`` has their tuned configs."""
+    """Requests of ``kernel.implementation`` and then of the baselines; ``table`` has their tuned configs."""
     wanted = settings.kernel.implementation.value
     baselines = [name for name in settings.timing.baselines if name != wanted]
     target = Request(wanted, wanted, settings.kernel.config, table)
@@ -86,7 +90,7 @@ def requests_of(settings: Settings, table: Table | None = None) -> tuple[Request
 
 
 def name_islands(islands: Sequence[Island]) -> str:
-    """Their names, in one line; a long list is cut short."""
+    """Names of the islands in one line; a long list is cut short."""
     rest = len(islands) - 8
     return ", ".join(island.name for island in islands[:8]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -103,7 +107,7 @@ def _islands(settings: Settings, cluster: Cluster, rows: Sequence[RowSummary]) -
 
 
 def _environment(job: Job, versions: dict[str, str], islands: Sequence[Island]) -> Environment:
-    """Facts of this job; a resumed one keeps the gangs and the W&B run of the job that it continues."""
+    """Content of ``environment.json`` before the first gang; a resumed job keeps earlier gangs and the W&B run."""
     naming, path = job.naming, job.run_dir.path
     earlier = read_environment(path) if job.settings.resume else Environment()
     known = {gangs.island: gangs.retired("the job ended") for gangs in earlier.gangs}
@@ -115,7 +119,7 @@ def _environment(job: Job, versions: dict[str, str], islands: Sequence[Island]) 
         wandb_name=earlier.wandb_name or naming.wandb_name(path),
         # An earlier job outside any group stays outside.
         wandb_group=earlier.wandb_group if earlier.wandb_name else naming.group,
-        # Chosen before the run exists: a job that is killed meanwhile still has only one.
+        # Chosen before the run exists: a job that is killed and resumed still has only one run.
         wandb_id=earlier.wandb_id or secrets.token_hex(4),
         gangs=tuple(known.get(name, GangsRecord(island=name)) for name in names or [None]),
     )

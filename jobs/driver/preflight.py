@@ -1,6 +1,6 @@
-"""Refusal of what can't run on a cluster, before any GPU is reserved.
+"""Preflight: refuse settings that can't run on the cluster, before any GPU is reserved.
 
-The ranks check again, by what they find in the device and in NCCL; this is the part that needs no device.
+These checks need no device. The ranks check the device and NCCL themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INSTEAD = "use kernel=ppermute, or kernel=auto to take what can run"
 
 
 def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Cluster) -> None:
-    """Raise ``UsageError`` where what the config asks for can't run on these cases or this cluster."""
+    """Raise ``UsageError`` if the settings can't run on these cases or this cluster."""
     if settings.check.fault is Fault.swapped_shards and cases[0].num_ranks == 1:
         raise UsageError("check.fault=swapped_shards needs at least 2 ranks: one shard can't be swapped")
     for name in settings.timing.baselines:
@@ -36,7 +36,7 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
 
 
 def _refuse_case(option: str, kernel: KernelSettings, case: Case) -> None:
-    """Raise ``UsageError`` where a kernel can't run on ``case``, whatever the machine."""
+    """Raise ``UsageError`` if a kernel can't run on ``case`` on any machine."""
     if case.dtype == "float32":
         raise UsageError(f"{option} needs problem.dtype=bfloat16 or float16, not {case.dtype}; {_INSTEAD}")
     if kernel.implementation is Implementation.mosaic_gpu:
@@ -52,7 +52,7 @@ def _refuse_case(option: str, kernel: KernelSettings, case: Case) -> None:
 
 
 def _refuse_machine(option: str, implementation: str, cluster: Cluster, instead: str) -> None:
-    """Raise ``UsageError`` where the cluster's hardware can't run ``implementation`` on any case."""
+    """Raise ``UsageError`` if the cluster's hardware can't run ``implementation`` on any case."""
     hardware = IMPLEMENTATIONS[implementation].hardware
     if hardware > Hardware.any and not cluster.on_gpus:
         needed = "Hopper GPUs (compute capability 9.0)" if hardware is Hardware.hopper else "GPUs"

@@ -1,4 +1,4 @@
-"""Race of a round's candidates: they take turns, the hopeless ones drop out, the fastest gets the whole check."""
+"""Race of a round's candidates: they take turns, slow ones drop out, the fastest gets the full check."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jobs.results.terminal.steps import Step, burst_name, round_name
 
 
 def race(measurement: Measurement, case: Case, ready: Sequence[Candidate], prefix: str, number: int) -> None:
-    """Time the candidates in bursts, in another order each time; the first one, the reference, never drops out.
+    """Time the candidates burst by burst, in another order each time; the reference never drops out.
 
     Args:
-      measurement: of the gang, with the case open.
-      case: to be timed.
-      ready: candidates whose chain is right; they get the samples, and the reason where they drop out.
-      prefix: stands before a candidate's config in the progress line.
-      number: of the round.
+      measurement: measurement on the gang, with the case open.
+      case: case to time.
+      ready: candidates whose chain is right, the reference first; they get the samples, or why they drop out.
+      prefix: text before a candidate's config in the progress line.
+      number: number of the round.
     """
     tuning, timing = measurement.settings.tuning, measurement.settings.timing
     timing = dataclasses.replace(timing, iterations=0, bursts=tuning.bursts, chains=tuning.bursts * tuning.chains)
@@ -48,13 +48,13 @@ def race(measurement: Measurement, case: Case, ready: Sequence[Candidate], prefi
 
 
 def check_fastest(measurement: Measurement, case: Case, raced: Sequence[Candidate], number: int) -> None:
-    """Give the whole check to the candidate that may go into the table; to the next one where it fails.
+    """Give the full check to the fastest candidate; if it fails, to the next one.
 
     Args:
-      measurement: of the gang, with the case open.
-      case: that was timed.
+      measurement: measurement on the gang, with the case open.
+      case: case that was timed.
       raced: candidates with samples, the reference first; one that fails loses its samples.
-      number: of the round.
+      number: number of the round.
     """
     measurement.begin(Step(case, round_name(number, "check")))
     min_gain = measurement.settings.tuning.min_gain

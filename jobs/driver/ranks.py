@@ -21,21 +21,21 @@ from jobs.records.soak import RankSlice
 
 
 class Ranks:
-    """Methods of ``jobs.measure.session.Session``, with their arguments and results.
+    """Methods of ``jobs.measure.session.Session``, called on all ranks.
 
-    Every method raises what ``Gang.call`` raises: a rank that died or hangs, a step that took longer than
-    ``cluster.step_timeout_s``, a mistake of the user's that only a rank could see.
+    Every method raises the errors of ``Gang.call``: a rank died or hangs, a step took longer than
+    ``cluster.step_timeout_s``, or a rank refuses the user's settings.
     """
 
     def __init__(self, gang: Gang, settings: ClusterSettings) -> None:
         self._gang = gang
         self._timeout_s = settings.step_timeout_s
         self.layout = layout(gang.members, settings)
-        """How the ranks lie on hosts."""
+        """Placement of the ranks on hosts."""
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Every rank, in their order."""
+        """Members of the gang, by rank."""
         return self._gang.members
 
     @property
@@ -45,7 +45,7 @@ class Ranks:
 
     @property
     def on_gpus(self) -> bool:
-        """True where every rank has a GPU."""
+        """True if every rank has a GPU."""
         return self.members[0].gpu_uuid is not None
 
     def links(self) -> list[str]:
@@ -59,7 +59,7 @@ class Ranks:
     def open_case(
         self, case: Case, requests: Sequence[Request], timing: TimingSettings, seed: int
     ) -> list[list[Opened]]:
-        """Draw operands and build the programs; what became of each request."""
+        """Draw operands and build the programs; returns the result of each request."""
         return self._call("open_case", case, list(requests), self.layout, timing, seed, doing=f"opening {case}")
 
     def close_case(self, case: Case) -> None:
@@ -77,7 +77,7 @@ class Ranks:
         self._call("warm_up", name, calls, doing=f"warming up {name} on {case}")
 
     def try_chain(self, case: Case, name: str) -> list[str | None]:
-        """Compile and run a candidate's chain; why that failed, or ``None``."""
+        """Compile and run a candidate's chain; returns the reason of a failure, or ``None``."""
         return self._call("try_chain", name, doing=f"compiling a candidate on {case}")
 
     def burst(self, case: Case, name: str, burst: int, timing: TimingSettings) -> list[dict[str, list[float]]]:
@@ -89,7 +89,7 @@ class Ranks:
         return self._call("profile", list(names), calls, doing=f"profiling {case}")
 
     def stamp(self, case: Case) -> list[RingStamps | str]:
-        """Stamps of one call of ``mosaic_gpu``, or why a rank has none."""
+        """Stamps of one call of ``mosaic_gpu``, or the reason why a rank has none."""
         return self._call("stamp", doing=f"stamping {RING} on {case}")
 
     def start_sampling(self) -> None:
@@ -97,9 +97,9 @@ class Ranks:
         self._call("start_sampling", doing="starting NVML")
 
     def stop_sampling(self) -> tuple[Telemetry, ...]:
-        """Samples since ``start_sampling``; empty on CPUs."""
-        found: list[Telemetry | None] = self._call("stop_sampling", doing="stopping NVML")
-        return tuple(telemetry for telemetry in found if telemetry is not None)
+        """Summaries of the samples since ``start_sampling``; empty on CPUs."""
+        by_rank: list[Telemetry | None] = self._call("stop_sampling", doing="stopping NVML")
+        return tuple(telemetry for telemetry in by_rank if telemetry is not None)
 
     def soak(
         self, case: Case, name: str, *, iterations: int, seed: int, fault: Fault, fault_from: int, compiles: bool
@@ -114,7 +114,7 @@ class Ranks:
         return self._call("get_torch_ready", host, doing="importing torch")
 
     def join_torch(self, host: str, port: int) -> list[str | None]:
-        """Join a process group of torch; why that failed, or ``None``."""
+        """Join a process group of torch; returns the reason of a failure, or ``None``."""
         return self._call("join_torch", host, port, doing="joining a process group of torch")
 
     def _call(self, method: str, *args: Any, doing: str) -> list[Any]:

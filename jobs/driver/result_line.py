@@ -1,4 +1,4 @@
-"""The last line of standard output, for programs: ``ray job submit`` itself exits 1 for whatever failed."""
+"""RESULT line: the last line of standard output, for programs, as ``ray job submit`` exits with 1 on any failure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def result_line(
     wandb_dir: str | Path | None,
     **more: Any,
 ) -> str:
-    """``RESULT {json}``, always one line, the keys in this order.
+    """Format ``RESULT {json}``: one line, with the keys in this order.
 
     Args:
-      status: ``ok``, or why the job ended otherwise.
-      exit_code: what the process exits with.
-      run_dir: the run directory, absolute; ``None`` where the job ended before it had one.
+      status: ``ok``, or the kind of failure.
+      exit_code: exit code of the process.
+      run_dir: the run directory, absolute; ``None`` if the job ended before it had one.
       rows: number of rows in the journal.
-      wandb_dir: directory of the W&B run, absolute; ``None`` where there is none.
-      more: further keys, behind these.
+      wandb_dir: directory of the W&B run, absolute; ``None`` if there is none.
+      more: further keys, after these.
     """
     fields = {"status": status, "exit_code": exit_code, "run_dir": run_dir, "rows": rows, "wandb_dir": wandb_dir}
     return PREFIX + json.dumps(json_safe({**fields, **more}), allow_nan=False)

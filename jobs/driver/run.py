@@ -38,35 +38,35 @@ from jobs.signals import signals_held
 
 
 def run(config: DictConfig, warm: WarmGang, outcome: Outcome, kind: Kind) -> None:
-    """Run one job and print all its output but the RESULT line, which ``outcome`` makes.
+    """Run one job and print its output; the caller prints the RESULT line from ``outcome``.
 
     Args:
-      config: as composed.
-      warm: shared by the points of a multirun.
-      outcome: gets the job's end.
-      kind: what the job does with each case.
+      config: composed config.
+      warm: gang that the points of a multirun share.
+      outcome: records the job's results and its end.
+      kind: benchmark or tuning.
 
     Raises:
-      JobError, JobStopped: before the job began to measure; what ends it later is in ``outcome``.
+      JobError, JobStopped: the job ended before it reached its cluster; later errors are in ``outcome``.
     """
     job = open_job(config, kind, Naming.of_job())
     # From here on no other job can have this folder.
     with Journal(job.run_dir.journal_path) as journal, _logging_to(job.run_dir.log_path):
         _begin(job, outcome)
         with outcome.recording():
-            # torch sets NCCL's options for good.
+            # Both set NCCL's options for the life of a process: only points that agree in them share a gang.
             others = (torch_fused.NAME in job.settings.timing.baselines, job.naming.env_set)
             with warm.connected(job.settings.cluster, *others, point=job.naming.point) as cluster:
                 plan = resolve(job, cluster, outcome.rows)
                 _execute(plan, cluster, warm, journal, outcome)
-        # Here the gang is gone and its GPUs are free: W&B may take its time.
+        # The gang is gone and its GPUs are free, so W&B may take its time.
         with outcome.recording():
             conclude(job.settings, outcome)
 
 
 def _begin(job: Job, outcome: Outcome) -> None:
-    """Write the config of a job that begins, or read the rows of the one that is continued."""
-    # As a whole: the RESULT line of a job that is stopped meanwhile counts all rows.
+    """Write the config of a new job, or read the rows of the job to resume."""
+    # Signals wait, so that the RESULT line of a job that is stopped meanwhile counts all rows.
     with signals_held():
         outcome.run_dir = job.run_dir.path
         if job.settings.resume is None:
@@ -84,7 +84,7 @@ def _execute(plan: Plan, cluster: Cluster, warm: WarmGang, journal: Journal, out
     outcome.wandb.replay([(row, plan.environment.members_of(row)) for row in outcome.rows])
     print(f"# Overrides: {' '.join(plan.overrides) or 'none'}", flush=True)
     if plan.settings.resume:
-        print(f"# Resumed  : {plan.settings.resume}, {len(outcome.rows)} rows are there", flush=True)
+        print(f"# Resumed  : {plan.settings.resume}, {len(outcome.rows)} rows are done", flush=True)
     with contextlib.ExitStack() as stack:
         soak_journal = stack.enter_context(Journal(plan.run_dir.soak_path)) if soak_s(plan.settings) else None
         progress = stack.enter_context(Progress(sys.stdout))
@@ -101,12 +101,12 @@ def _execute(plan: Plan, cluster: Cluster, warm: WarmGang, journal: Journal, out
         )
         Islands([Attempts(*common, island) for island in plan.islands], outcome).run()
         if outcome.error is not None:
-            # The next point of a multirun must not meet what an island's error left behind.
+            # The next point of a multirun must not meet the remains of a failed island.
             warm.close()
 
 
 def _start_wandb(plan: Plan) -> WandbSink:
-    """Start the job's W&B run, or continue that of the job that it resumes."""
+    """Start the job's W&B run, or continue the run of the job that it resumes."""
     settings, environment = plan.settings.wandb, plan.environment
     commit = [f"git={short_sha(environment.git_sha)}"] if environment.git_sha else []
     dtypes = sorted({case.dtype for case in plan.cases})

@@ -20,7 +20,7 @@ from jobs.results.terminal.steps import soak_step
 # minute, which is all that a lost gang can lose.
 _SLICES = 20
 _MIN_SLICE_S, _MAX_SLICE_S = 1.0, 60.0
-# Iterations of a case's first slice, which compiles, and the largest growth from one slice to the next.
+# Iterations of a case's first slice, which compiles; most iterations of a slice, as a multiple of the last slice's.
 _FIRST_ITERATIONS, _GROWTH = 2 * INTEGERS_EVERY, 8
 
 
@@ -36,10 +36,10 @@ class Soak:
     """Drives the ranks of a measurement through slices of its cases.
 
     Args:
-      measurement: of the gang.
-      target: what ``kernel.implementation`` asks for.
+      measurement: measurement on the gang.
+      target: request of ``kernel.implementation``.
       earlier: slices of earlier gangs.
-      record: takes the slices.
+      record: called with each slice.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Soak:
         self._open: tuple[Case, str] | None = None
 
     def run(self, cases: Sequence[Case]) -> None:
-        """Slices of each of ``cases`` in turn, until ``timing.soak_minutes`` are over.
+        """Run slices of ``cases`` in turn until ``timing.soak_minutes`` are over.
 
-        Raises: as ``Benchmark.run``.
+        Raises: the errors of ``Benchmark.run``.
         """
         total_s = soak_s(self._settings)
         longest_s = min(_MAX_SLICE_S, self._settings.cluster.step_timeout_s / 4)
@@ -83,7 +83,7 @@ class Soak:
             iterations=turn.iterations,
             seed=seed(),
             fault=check.fault,
-            # Without fault_after the fault was planted before, and the case isn't soaked.
+            # Without fault_after the fault is planted in the check before, and the case isn't soaked.
             fault_from=max((check.fault_after or 0) - turn.first_iteration, 0),
             compiles=opens,
         )
@@ -108,7 +108,7 @@ class Soak:
         turn.iterations = min(max(fitting, _FIRST_ITERATIONS), _GROWTH * turn.iterations)
 
     def _implementation(self, case: Case) -> str:
-        """Implementation that runs on ``case``, which is open from here on."""
+        """Open ``case`` unless it is open; returns the implementation that runs on it."""
         if self._open is None or self._open[0] != case:
             (opened,) = self._measurement.open(case, [self._target])
             self._open = case, opened.implementation
@@ -116,5 +116,5 @@ class Soak:
 
 
 def soak_s(settings: Settings) -> float:
-    """Seconds of the soak; 0 where there is none."""
+    """Seconds of the soak; 0 without one."""
     return 60 * (settings.timing.soak_minutes or 0)

@@ -1,4 +1,4 @@
-"""Candidates of a case over a gang: in rounds, each with the heuristic's config, and the winner into a table."""
+"""Tuner: measures candidates of a case in rounds, each with the heuristic's config, and records the winner."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ class Tuner:
     """Drives the ranks of a measurement through the candidates of one implementation.
 
     Args:
-      measurement: of the gang.
+      measurement: measurement on the gang.
       target: implementation to tune, with the table in use; ``auto``: the kernel on GPUs, the portable ring on CPUs.
     """
 
-    def __init__(self, measurement: Measurement, target: Request) -> None:
+    def __init__(self, measurement: Measurement, target: Request, winners_path: Path) -> None:
         self._measurement = measurement
         self._ranks = measurement.ranks
         self._tuning = measurement.settings.tuning
+        self._winners_path = winners_path
         self._table = shipped() if target.table is None else target.table
         self._implementation = target.implementation
         if target.implementation == "auto":
             self._implementation = "mosaic_gpu" if self._ranks.on_gpus else "ppermute"
 
     def run(self, case: Case, rows: Sequence[RowSummary] = ()) -> Iterator[list[Row]]:
-        """Rows of all candidates that no complete round among ``rows`` has, by round; then the table has the winner.
+        """Measure the candidates that ``rows`` lacks, yield their rows round by round, then record the winner.
 
         Raises:
           UsageError: the implementation can't run on this case.
           GangLost: a rank died, or the gang hangs.
-          InfrastructureError: a rank is too slow, or not like the others.
+          InfrastructureError: a rank is too slow, or differs from the others.
         """
         reference, *others = self._configs(case)
         rows = [row for row in rows if row.case == case]
@@ -64,7 +65,7 @@ class Tuner:
             try:
                 measured = self._round(case, candidates, requested, number)
             except GangLost as error:
-                # It may be the candidate's fault: a config that hangs would cost each gang after this one, too.
+                # The candidate may be the cause. A config that hangs isn't retried: it would cost every later gang too.
                 for lost in (c for c in candidates[1:] if c.runs):
                     lost.check, lost.samples, lost.reason = None, [], f"{LOST}: {str(error).splitlines()[0]}"
                     yield [self._row(case, lost, requested, ())]
@@ -77,7 +78,7 @@ class Tuner:
             yield measured
 
     def _configs(self, case: Case) -> list[Config]:
-        """The heuristic's config, the entry of the table in use, then those of ``cmkernel.candidates``."""
+        """Configs to measure: the heuristic's, the one of the table in use, then those of ``cmkernel.candidates``."""
         shape = self._shape(case)
         configs: list[Config] = []
         if self._implementation == "mosaic_gpu":
@@ -101,7 +102,7 @@ class Tuner:
         return Shape(device_kind=self._ranks.device_kind, **sizes)
 
     def _round(self, case: Case, candidates: list[Candidate], requested: str, number: int) -> list[Row]:
-        """Open, check and time ``candidates``, the reference first; their rows, the reference's last."""
+        """Open, check and time ``candidates``, the reference first; returns their rows, the reference's last."""
         self._measurement.begin(Step(case, round_name(number, "inputs")))
         requests = [
             Request(requested, self._implementation, dataclasses.asdict(c.config), label=c.label) for c in candidates
@@ -121,7 +122,7 @@ class Tuner:
         return self._measurement.with_derived([*rows, self._row(case, reference, requested + REFERENCE, telemetry)])
 
     def _is_ready(self, case: Case, candidate: Candidate, opened: Opened, number: int) -> bool:
-        """Compile it and check its chain; where that fails the candidate has the reason."""
+        """Compile a candidate and check its chain; a candidate that can't run gets the reason."""
         self._measurement.begin(Step(case, round_name(number, candidate.label)), str(candidate))
         with candidate.running():
             refusal = None if opened.runs else opened.reason
@@ -130,7 +131,7 @@ class Tuner:
             if refusal is not None:
                 candidate.reason = refusal
                 return False
-            # The chain alone: single calls would be one more program to compile for each candidate.
+            # Only the chain: single calls would need one more program to compile for each candidate.
             candidate.check = self._measurement.check(case, candidate.label, is_target=True, calls=0)
         return candidate.check.passed
 
@@ -147,16 +148,15 @@ class Tuner:
         )
 
     def _record_winner(self, case: Case, rounds: Sequence[Sequence[RowSummary]]) -> None:
-        """Put the fastest config into the table: the heuristic's, unless another one is faster by ``min_gain``."""
-        found = winner(rounds, min_gain=self._tuning.min_gain)
-        if found is None:
+        """Put the winner into the table: the heuristic's config, unless another one is faster by ``min_gain``."""
+        won = winner(rounds, min_gain=self._tuning.min_gain)
+        if won is None:
             self._measurement.announce(f"{case}: no config passed its check: nothing for the table")
             return
-        best, reference = found
+        best, reference = won
         assert best.config
         assert best.headline_us
         assert reference.headline_us
-        assert self._tuning.table
         entry = Entry(
             shape=self._shape(case),
             implementation=self._implementation,
@@ -166,9 +166,8 @@ class Tuner:
             date=best.time[: len("2000-01-01")],
             jax=self._ranks.members[0].versions["jax"],
         )
-        path = Path(self._tuning.table)
-        add_entry("tuning.table", path, entry)
-        self._measurement.announce(f"{case}: {winner_sentence(best, reference)}; in {path}")
+        add_entry("tuning.table", self._winners_path, entry)
+        self._measurement.announce(f"{case}: {winner_sentence(best, reference)}; in {self._winners_path}")
 
 
 def _refuse(settings: Settings) -> None:
@@ -183,8 +182,8 @@ def _refuse(settings: Settings) -> None:
             f"kernel.implementation={kernel.implementation.value} can't be tuned; use one of {', '.join(tunable)}"
         )
     if kernel.config:
-        raise UsageError(f"kernel.{min(kernel.config)} is set, and jobs.tune is to find it: leave it out")
-    # One more executable is for the single calls of the fastest candidate.
+        raise UsageError(f"kernel.{min(kernel.config)} is set, but jobs.tune searches for it: leave it out")
+    # One more executable: the single calls of the fastest candidate.
     if (tuning.round_size + 1) * fraction > 1:
         raise UsageError(
             f"tuning.round_size={tuning.round_size} executables and one more don't fit beside each other, as each "
@@ -204,9 +203,9 @@ def _steps(case: Case, requests: Sequence[Request], settings: Settings, device_k
 
 
 TUNE = Kind(
-    name="jobs.tune",
     refuse=_refuse,
     unfinished=_unfinished,
     steps=_steps,
-    runner=lambda measurement, requests: Tuner(measurement, requests[0]).run,
+    runner=lambda measurement, requests, winners_path: Tuner(measurement, requests[0], winners_path).run,
+    writes_table=True,
 )

@@ -27,7 +27,7 @@ class _Tiles(NamedTuple):
     tile_n: int
     wg_dimension: str
     step_time: float
-    """As a ratio to the step of a 128 x 256 CTA tile; the numbers of ``cmkernel.performance_model``."""
+    """Ratio to the step of a 128 x 256 CTA tile, from ``cmkernel.performance_model``."""
 
     @property
     def cta_tile(self) -> tuple[int, int]:
@@ -52,7 +52,7 @@ _CANDIDATES = (
     _Tiles(64, 64, "N", 0.34),
     _Tiles(64, 64, "M", 0.34),
 )
-# As in the tutorial's config; with the first tiles it equals `conf/kernel/mosaic_gpu_simple.yaml`.
+# The tutorial's values; with the first tiles they equal `conf/kernel/mosaic_gpu_simple.yaml`.
 _TILE_K, _MAX_CONCURRENT_STEPS, _GRID_TILE_WIDTH = 64, 4, 8
 
 

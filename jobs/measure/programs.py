@@ -12,7 +12,7 @@ import jax
 import cmkernel
 from cmkernel import hardware, xla
 from cmkernel.config import CONFIG_TYPES, to_plain
-from jobs.config.implementations import LOCALS
+from jobs.config.implementations import IMPLEMENTATIONS, LOCALS
 from jobs.measure import jax_ring, torch_fused
 from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC, LocalOperands, Operands
 from jobs.records.row import BASELINE
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # XLA multiplies with Triton or cuBLAS, whichever it measures as faster; these implementations always use cuBLAS.
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
-_BY_CUBLAS = ("local_cublas", "xla_cublas")
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -136,7 +135,8 @@ def build(
 
 
 def _compiler_options(implementation: str) -> dict[str, Any] | None:
-    if implementation not in _BY_CUBLAS:
+    needs = IMPLEMENTATIONS.get(implementation)  # auto has no entry
+    if needs is None or not needs.by_cublas:
         return None
     if (platform := jax.devices()[0].platform) != "gpu":
         raise NotImplementedError(f"{implementation} needs a GPU: {platform=} must be 'gpu'")

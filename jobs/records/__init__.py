@@ -1,1 +1,1 @@
-"""What a job measures and writes down, as plain data."""
+"""Records of a job as plain data: everything that it measures and writes down."""

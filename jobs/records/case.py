@@ -1,4 +1,4 @@
-"""One problem that a job measures."""
+"""Cases: the problems that a job measures."""
 
 from __future__ import annotations
 

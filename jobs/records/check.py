@@ -1,4 +1,4 @@
-"""Result of comparing an implementation with the float32 oracle, by rank and over all ranks."""
+"""Results of checks against the float32 oracle, by rank and over all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RankCheck:
     num_elements: int
     """Elements compared over all calls."""
     num_wrong: int
-    """Elements that aren't finite, or further from the oracle than the tolerance."""
+    """Elements that aren't finite, or differ from the oracle by more than the tolerance."""
     max_error: float
     """Largest absolute error."""
     relative_error: float
@@ -25,26 +25,18 @@ class RankCheck:
     relative_tolerance: float
     """Upper limit of ``relative_error``."""
     integers_exact: bool
-    """True where the results of integer data matched bit for bit."""
+    """True if the results of integer data match bit for bit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """Check over all ranks: passed where it passed on every rank."""
+class Check(RankCheck):
+    """Check over all ranks: passed if it passed on every rank."""
 
-    passed: bool
-    calls: int
-    num_elements: int
-    num_wrong: int
-    max_error: float
-    relative_error: float
-    relative_tolerance: float
-    integers_exact: bool
     failed_ranks: tuple[int, ...] = ()
 
     @classmethod
     def of_ranks(cls, ranks: Sequence[RankCheck]) -> Check:
-        """Add up the counts, and take the maximum of the errors."""
+        """Add up the ranks' counts, and take the maximum of their errors."""
         return cls(
             passed=all(r.passed for r in ranks),
             calls=ranks[0].calls,
@@ -59,5 +51,5 @@ class Check:
 
 
 def _largest(values: Sequence[float]) -> float:
-    """The maximum, or NaN where one value is NaN; plain ``max`` may lose a NaN."""
+    """Maximum, or NaN if any value is NaN; plain ``max`` may lose a NaN."""
     return math.nan if any(math.isnan(value) for value in values) else max(values)

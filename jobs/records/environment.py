@@ -1,4 +1,4 @@
-"""Where and how a job ran: the content of ``environment.json`` and of the W&B config's ``environment``."""
+"""Environment of a job: the content of ``environment.json`` and of ``environment`` in the W&B config."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class GangRecord:
     """One gang: the ranks that measured an attempt."""
 
     attempt: int = 1
-    """Number of the gang in its job; journals of version 1 don't number it."""
+    """Number of the gang in its job; 1 in journals of version 1, which have none."""
     members: tuple[Member, ...] = ()
     ended: str | None = None
-    """Why a gang that is gone ended."""
+    """Reason why the gang ended; ``None`` for the last one."""
     restart_s: float | None = None
-    """Seconds from its loss to the first step of the next gang."""
+    """Seconds from the gang's loss to the first step of the next gang."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GangsRecord:
-    """Gangs of one island, or of a job without islands: the last one, and those before it."""
+    """Gangs of one island, or of a job without islands: the last gang and the earlier ones."""
 
     island: str | None = None
     attempt: int = 0
@@ -50,7 +50,7 @@ class GangsRecord:
     earlier_attempts: tuple[GangRecord, ...] = ()
 
     def all(self) -> tuple[GangRecord, ...]:
-        """Every gang, in order."""
+        """Every gang, the last one at the end."""
         return *self.earlier_attempts, GangRecord(attempt=self.attempt or 1, members=self.members)
 
     def retired(self, ended: str) -> GangsRecord:
@@ -65,11 +65,11 @@ class GangsRecord:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Command, code, machine and gangs of a job. Old runs lack some of it: those fields are ``None``."""
+    """Command, code, machine and gangs of a job. Fields that an old run lacks are ``None``."""
 
     command: str | None = None
     git_sha: str | None = None
-    """Commit of the code, with ``-dirty`` behind it where files differ."""
+    """Commit of the code; ends in ``-dirty`` if files differ from it."""
     python: str | None = None
     platform: str | None = None
     driver_host: str | None = None
@@ -95,14 +95,14 @@ class Environment:
         return tuple(member for gangs in self.gangs for gang in gangs.all() for member in gang.members)
 
     def members_of(self, row: AnyRow) -> tuple[Member, ...]:
-        """Ranks of the gang that measured ``row``, where they are recorded."""
+        """Ranks of the gang that measured ``row``; empty if they weren't recorded."""
         gangs = (gang for one in self.gangs if one.island == row.island for gang in one.all())
         return next((gang.members for gang in gangs if gang.attempt == row.attempt), ())
 
     def to_json(self) -> dict[str, Any]:
-        """JSON object of ``environment.json``: ``islands``, or the fields of the single entry of ``gangs``."""
+        """Object of ``environment.json``, for ``json_safe``: without islands the gangs' fields are at the top level."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "gangs"}
-        gangs = [_known(dataclasses.asdict(one)) for one in self.gangs]
+        gangs = [_known(one) for one in self.gangs]
         return {**data, **(gangs[0] if self.gangs[0].island is None else {"islands": gangs})}
 
     @classmethod
@@ -110,7 +110,7 @@ class Environment:
         """Environment from a JSON object that ``to_json`` made, of this version or an earlier one.
 
         Raises:
-          ValueError: it isn't of a job.
+          ValueError: ``data`` isn't the environment of a job.
         """
         try:
             gangs = [_filled(gangs) for gangs in data.get("islands", [data])]
@@ -120,12 +120,12 @@ class Environment:
 
 
 def here(submitted_git_sha: str | None) -> Environment:
-    """Command, code and machine of the driver. No environment variable's value is part of it: some are secrets.
+    """Command, code and machine of the driver; no values of environment variables, as some are secrets.
 
     Args:
-      submitted_git_sha: commit of a submitted job, whose upload has no history of its own.
+      submitted_git_sha: commit of a submitted job, whose uploaded files have no git history.
     """
-    # Module that ``python -m`` runs: jobs.bench, jobs.tune, ...
+    # Entry point that ``python -m`` runs: jobs.bench, jobs.tune, ...
     started = sys.modules["__main__"].__spec__
     return Environment(
         command=" ".join(["python", *(["-m", started.name] if started else sys.argv[:1]), *sys.argv[1:]]),
@@ -138,7 +138,7 @@ def here(submitted_git_sha: str | None) -> Environment:
 
 
 def git_sha() -> str | None:
-    """Commit of the checkout that the job runs from, ``-dirty`` behind it where files differ; ``None`` outside one."""
+    """Commit of the job's checkout, ending in ``-dirty`` if files differ; ``None`` outside a checkout."""
     folder = Path(__file__).resolve().parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--match="]
     try:
@@ -149,7 +149,7 @@ def git_sha() -> str | None:
 
 
 def short_sha(sha: str) -> str:
-    """Commit as people write it: 12 digits, and what stands behind its 40 digits."""
+    """Commit shortened to 12 digits; a ``-dirty`` stays."""
     return sha[:12] + sha[40:]
 
 
@@ -160,21 +160,24 @@ def _adapter() -> TypeAdapter[Environment]:
     return TypeAdapter(Environment)
 
 
-# Runs that were stripped for tests, and early ones, say no more of a rank than its device.
+# Early runs, and runs stripped for tests, record nothing of a rank but its device.
 _UNKNOWN = dict.fromkeys(("host", "ip", "node_id", "stderr_path"), "") | {"pid": 0, "versions": {}}
 _UNKNOWN |= dict.fromkeys(("gpu_uuid", "gpu_index", "driver_version"))
 
 
 def _filled(gangs: Mapping[str, Any]) -> dict[str, Any]:
-    """``gangs`` with members that have all fields."""
+    """Fill in the fields that members of old runs lack."""
     members = [{"rank": rank, **_UNKNOWN, **member} for rank, member in enumerate(gangs.get("members", ()))]
     earlier = [_filled(gang) for gang in gangs.get("earlier_attempts", ())]
     return {**gangs, "members": members, **({"earlier_attempts": earlier} if earlier else {})}
 
 
-def _known(gangs: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that say something: a gang that hasn't begun has neither number nor members."""
-    earlier = [_known(gang) for gang in gangs.get("earlier_attempts", ())]
-    known = {key: value for key, value in gangs.items() if value not in (None, ()) and (key, value) != ("attempt", 0)}
-    lists = {"members": list(gangs["members"]), "earlier_attempts": earlier}
-    return {**known, **{key: value for key, value in lists.items() if value}}
+def _known(record: GangsRecord | GangRecord) -> dict[str, Any]:
+    """Fields that aren't empty: a gang that hasn't begun has neither number nor members."""
+    fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    known = {name: value for name, value in fields.items() if value not in (None, ())}
+    if not record.attempt:
+        del known["attempt"]
+    if isinstance(record, GangsRecord) and record.earlier_attempts:
+        known["earlier_attempts"] = [_known(gang) for gang in record.earlier_attempts]
+    return known

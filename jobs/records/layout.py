@@ -1,4 +1,4 @@
-"""How the ranks lie on hosts, and what connects these."""
+"""Layout of ranks on hosts, and the links between them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class Layout:
     """Hosts with their ranks, numbered host by host."""
 
     ranks_per_host: tuple[int, ...]
-    """Of each host, in the order of the ranks."""
+    """Number of ranks on each host, in the order of the ranks."""
     links: cost.Links
 
     @property
     def num_hosts(self) -> int:
-        """Hosts with a rank."""
+        """Number of hosts with a rank."""
         return len(self.ranks_per_host)
 
     @property
     def devices_per_host(self) -> int | None:
-        """The same number on each host, or ``None`` where they differ."""
+        """Number of ranks on each host; ``None`` if hosts differ."""
         return self.ranks_per_host[0] if len(set(self.ranks_per_host)) == 1 else None
 
     @property
     def two_level_refusal(self) -> str | None:
-        """Why the two-level ring can't run over these hosts, or ``None``."""
+        """Reason why the two-level ring can't run over these hosts; ``None`` if it can."""
         if self.devices_per_host is not None:
             return None
-        found = ", ".join(map(str, self.ranks_per_host))
-        return f"needs the same number of ranks on each host, and the {self.num_hosts} hosts have {found}"
+        counts = ", ".join(map(str, self.ranks_per_host))
+        return f"needs the same number of ranks on each host, and the {self.num_hosts} hosts have {counts}"
 
     def expected_rings(self, case: Case, device_kind: str) -> cost.ExpectedRings | None:
-        """Modelled times of both rings; ``None`` where hosts differ."""
+        """Modelled times of both rings; ``None`` if hosts differ in their number of ranks."""
         if self.devices_per_host is None:
             return None
         return cost.expected_rings(

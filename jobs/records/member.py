@@ -1,4 +1,4 @@
-"""One rank of a gang, as the driver and the records know it."""
+"""Members of a gang: its ranks, as the driver and the records see them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Member:
-    """One rank of a gang that is set up."""
+    """One rank of a gang, once that is set up."""
 
     rank: int
     host: str
@@ -18,14 +18,14 @@ class Member:
     gpu_uuid: str | None
     """``None`` for a CPU rank."""
     gpu_index: int | None
-    """NVML's index of the GPU on its host."""
+    """Index of the GPU on its host, by NVML."""
     driver_version: str | None
-    """Of the NVIDIA driver."""
+    """Version of the NVIDIA driver."""
     versions: dict[str, str]
-    """Of Python, jax, jaxlib, ray and numpy; on GPUs also of NCCL, as the loaded library says."""
+    """Versions of Python, jax, jaxlib, ray and numpy; on GPUs also of the loaded NCCL library."""
     stderr_path: str
     nvlink_domain: str = ""
-    """Ranks with the same one reach each other's memory over NVLink."""
+    """Name of the NVLink domain; its ranks reach each other's memory over NVLink."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"

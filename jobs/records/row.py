@@ -1,7 +1,7 @@
-"""Rows of the journal: one case, one implementation, its check and, where that passed, its times.
+"""Rows of the journal: one case, one implementation, its check and, if that passed, its times.
 
-The classes are the file format of ``results.jsonl``: one JSON object a line. A row can't hold a time unless its check
-passed. A baseline that couldn't run has a row without a check, and with the reason.
+The classes define the file format of ``results.jsonl``: one JSON object a line. A row has times only if its check
+passed. The row of a baseline that couldn't run has the reason instead of a check.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jobs.records.check import Check
 from jobs.records.statistics import Quartiles, Spread, rank_medians_us
 
 FORMAT_VERSION = 3
-# Version 1 has no ``attempt``: there was one. Versions 1 and 2 have no ``timeline`` and no ``island``.
+# Version 1 has no ``attempt``: it was always 1. Versions 1 and 2 have no ``timeline`` and no ``island``.
 READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
 # In the order of the table; docs/measuring.md defines each.
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
@@ -30,31 +30,31 @@ Samples = dict[str, list[list[list[float]]]]
 
 
 def spreads(samples: Samples) -> dict[str, Any]:
-    """Spread over ranks of each time, as keyword arguments of a row."""
+    """Spread of each time over the ranks, as keyword arguments of a row."""
     return {name: Spread.over(rank_medians_us(ranks)) for name, ranks in samples.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Derived:
-    """Figures computed from the headline time; ``None`` where a figure isn't known."""
+    """Figures computed from the headline time; ``None`` for an unknown one."""
 
     tflops_per_gpu: float
     utilisation: float | None
-    """Share of the device's dense tensor-core peak."""
+    """Fraction of the device's dense tensor-core peak."""
     ratio_to_local: float | None
-    """Time over that of the multiply without communication: the faster of ``local`` and ``local_cublas``."""
+    """Time over the time of the multiply without communication: the faster of ``local`` and ``local_cublas``."""
     speedup_over_xla: float | None
     bus_bandwidth_gbps: float | None
-    """GB/s as nccl-tests defines it for all-gather; ``None`` for the local multiplies, which don't communicate."""
+    """GB/s as nccl-tests defines it for all-gather; ``None`` for local multiplies, which don't communicate."""
     overlap_efficiency: float | None
-    """Share of the baseline's communication time that is hidden: (xla - t) / (xla - local)."""
+    """Fraction of the baseline's communication time that is hidden: (xla - t) / (xla - local)."""
     article_bound_us: float | None
     """Bound of the JAX tutorial: ``local`` plus 6 us for each of the D - 1 exchanges."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Telemetry:
-    """GPU state of one rank while the case was timed, from NVML; medians of the samples."""
+    """GPU state of one rank while the case was timed: medians of NVML's samples, and extremes where named."""
 
     rank: int
     num_samples: int
@@ -74,13 +74,13 @@ class RowBase:
     implementation: str
     """Implementation that ran, never ``auto``."""
     requested: str
-    """Implementation that the config asked for; ``baseline`` for the rows beside it."""
+    """``kernel.implementation`` of the config; ``baseline`` for baselines, ``tune:...`` for candidates."""
     reason: str | None = None
-    """Why ``auto`` took this implementation, or why a baseline could not run."""
+    """Reason why ``auto`` took this implementation, or why a baseline couldn't run."""
     config: dict[str, Any] | None = None
-    """Tiles of the kernel, or how ``torch_fused`` ran; ``None`` where an implementation has no config."""
+    """Config of the implementation, or the way ``torch_fused`` ran; ``None`` if it has no config."""
     check: Check | None
-    """``None`` where a baseline could not run."""
+    """``None`` for a baseline that couldn't run."""
     kernel_us: Spread | None = None
     device_us: Spread | None = None
     in_graph_us: Spread | None = None
@@ -88,44 +88,44 @@ class RowBase:
     derived: Derived | None = None
     telemetry: tuple[Telemetry, ...] = ()
     time: str = ""
-    """When the row was made: ISO 8601, UTC."""
+    """Time at which the row was made: ISO 8601, UTC."""
     attempt: int = 1
-    """Number of the gang that measured it: one more after each restart, and after each ``resume``."""
+    """Number of the gang that measured the row; grows with each restart and each ``resume``."""
     island: str | None = None
-    """Island that measured it, with ``cluster.world=per_island``."""
+    """Island that measured the row, with ``cluster.world=per_island``."""
 
     @property
     def failed(self) -> bool:
-        """True where it ran and its results are wrong."""
+        """True if the implementation ran and its results are wrong."""
         return self.check is not None and not self.check.passed
 
     @property
     def is_baseline(self) -> bool:
-        """True for rows beside that of ``kernel.implementation``, of which a case has one."""
+        """True for rows of baselines."""
         return self.requested == BASELINE
 
     @property
     def is_candidate(self) -> bool:
-        """True for rows of the tuner."""
+        """True for rows of the tuner's candidates."""
         return self.requested.startswith(CANDIDATE)
 
     @property
     def headline_us(self) -> float | None:
-        """Maximum over ranks of the headline time; ``None`` where there is none."""
+        """Maximum over ranks of the headline time; ``None`` without one."""
         spread: Spread | None = getattr(self, HEADLINE)
         return spread.max if spread else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RowSummary(RowBase):
-    """A row in the driver's memory, once the journal has its samples."""
+    """Row without its bulk, for the driver's memory; the journal has the samples."""
 
     medians_us: dict[str, list[float]]
-    """Median of each rank by the time's name."""
+    """Medians by name of the time, one per rank."""
     headline_quartiles_us: list[Quartiles]
-    """Quartiles of each rank's headline samples; empty where there is no time."""
+    """Quartiles of each rank's headline samples; empty without a time."""
     samples_us: Samples
-    """Headline samples of a tuner's candidate, which are compared burst by burst; empty for other rows."""
+    """Headline samples of a candidate, because candidates are compared burst by burst; empty for other rows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,10 +134,10 @@ class Row(RowBase):
 
     samples_us: Samples = dataclasses.field(default_factory=dict)
     kernels_us: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Median time of each device kernel of a call by name, on the rank whose sum is largest."""
+    """Median time of each device kernel of a call, by name, on the rank whose sum is largest."""
     timeline: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list)
-    """Device steps of each rank in one call of ``mosaic_gpu``, from stamps that the kernel wrote: the fields of
-    ``cmkernel.timeline.StepTimes``, which can't be imported here without jax."""
+    """Device steps of each rank in one call of ``mosaic_gpu``, from the kernel's stamps: the fields of
+    ``cmkernel.timeline.StepTimes``, which isn't imported here because it needs jax."""
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -146,17 +146,15 @@ class Row(RowBase):
             raise ValueError(f"{self.case}: {self.implementation} has no check: it needs a reason, and no time")
         if self.failed and has_time:
             raise ValueError(f"{self.case}: {self.implementation} has a time although its check failed")
-        if self.version not in READABLE_VERSIONS:
-            raise ValueError(f"version={self.version} of a row must be one of {READABLE_VERSIONS}")
 
     @property
     def medians_us(self) -> dict[str, list[float]]:
-        """Median of each rank by the time's name."""
+        """Medians by name of the time, one per rank."""
         return {name: rank_medians_us(ranks) for name, ranks in self.samples_us.items()}
 
     @property
     def headline_quartiles_us(self) -> list[Quartiles]:
-        """Quartiles of each rank's headline samples; empty where there is no time."""
+        """Quartiles of each rank's headline samples; empty without a time."""
         return [Quartiles.of(bursts) for bursts in self.samples_us.get(HEADLINE, ())]
 
     def summary(self) -> RowSummary:

@@ -1,4 +1,4 @@
-"""What a soak writes down: the classes are the file format of ``soak.jsonl``, one JSON object a line and slice."""
+"""Slices of a soak. The class ``SoakSlice`` defines the file format of ``soak.jsonl``: one JSON object a line."""
 
 from __future__ import annotations
 
@@ -10,57 +10,54 @@ from jobs.records.case import Case
 from jobs.records.check import Check, RankCheck
 
 FORMAT_VERSION = 1
+READABLE_SLICE_VERSIONS = (FORMAT_VERSION,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankSlice:
-    """What one rank found in a slice."""
+    """Times, errors and memory of one rank in a slice."""
 
     times_us: list[float | None]
-    """Of each iteration: one call on the host's clock, ranks aligned before it. ``None`` for those that compile."""
+    """Time of each iteration: one call by the host's clock, after the ranks are aligned. ``None`` if it compiles."""
     wrong: list[int]
-    """Iterations of the slice whose result was wrong, from 0."""
+    """Iterations of the slice whose result was wrong, counted from 0."""
     check: RankCheck
     rss_bytes: int
-    """Memory of the process behind the slice, on the host."""
+    """Host memory of the process after the slice."""
     device_bytes: int | None
-    """The same on the device; ``None`` where jax doesn't tell."""
+    """Device memory after the slice; ``None`` if jax doesn't report it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoakSlice:
-    """Some iterations of a case in turn, each with fresh data and checked."""
+    """Consecutive iterations of a case, each with fresh data and a check."""
 
     case: Case
     implementation: str
     start_s: float
-    """Seconds of the soak before it."""
+    """Seconds of the soak before the slice."""
     seconds: float
-    """How long it took, with drawing the data, with the checks, and with opening the case where that was needed."""
+    """Duration of the slice, including data, checks and, if needed, the opening of the case."""
     first_iteration: int
-    """Iterations of this case before it."""
+    """Number of iterations of this case before the slice."""
     times_us: list[float | None]
-    """Of each iteration, maximum over ranks; ``None`` for the first ones behind the opening, which compile."""
+    """Time of each iteration, maximum over ranks; ``None`` for the first ones after an opening, which compile."""
     wrong: list[int]
-    """Numbers of the iterations whose result was wrong on a rank, counted over all slices of the case."""
+    """Iterations whose result was wrong on a rank, counted over all slices of the case."""
     check: Check
     rss_bytes: list[int]
-    """By rank."""
+    """``RankSlice.rss_bytes`` of each rank."""
     device_bytes: list[int | None]
-    """By rank."""
+    """``RankSlice.device_bytes`` of each rank."""
     attempt: int
     island: str | None = None
     time: str = ""
-    """When it ended: ISO 8601, UTC."""
+    """Time at which the slice ended: ISO 8601, UTC."""
     version: int = FORMAT_VERSION
 
-    def __post_init__(self) -> None:
-        if self.version != FORMAT_VERSION:
-            raise ValueError(f"version={self.version} of a slice must be {FORMAT_VERSION}")
-
     @classmethod
-    def of_ranks(cls, ranks: Sequence[RankSlice], *, first_iteration: int, **about: Any) -> SoakSlice:
-        """From what every rank found; ``about`` are the other fields."""
+    def of_ranks(cls, ranks: Sequence[RankSlice], *, first_iteration: int, **fields: Any) -> SoakSlice:
+        """Combine the ranks' slices; ``fields`` are the other fields."""
         return cls(
             first_iteration=first_iteration,
             times_us=[
@@ -71,5 +68,5 @@ class SoakSlice:
             check=Check.of_ranks([rank.check for rank in ranks]),
             rss_bytes=[rank.rss_bytes for rank in ranks],
             device_bytes=[rank.device_bytes for rank in ranks],
-            **about,
+            **fields,
         )

@@ -1,4 +1,4 @@
-"""Medians and quartiles of raw samples, defined once for rows, tables, tuner and reports."""
+"""Statistics of raw samples, defined once for rows, tables, the tuner and reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Quartiles(NamedTuple):
 
     @classmethod
     def of(cls, bursts: Iterable[Sequence[float]]) -> Quartiles:
-        """Quartiles over the samples of all bursts; a single sample is all three."""
+        """Quartiles of the samples of all bursts; a single sample is all three."""
         values = list(itertools.chain.from_iterable(bursts))
         lower, median, upper = values * 3 if len(values) == 1 else statistics.quantiles(values, n=4, method="inclusive")
         return cls(lower, median, upper, len(values))
@@ -48,5 +48,5 @@ def rank_medians_us(samples: RankSamples) -> list[float]:
 
 
 def headline_us(samples: RankSamples) -> float:
-    """Maximum over ranks of each rank's median: the one number that stands for these samples."""
+    """Maximum over ranks of each rank's median: the one number that represents the samples."""
     return max(rank_medians_us(samples))

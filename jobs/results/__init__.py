@@ -1,1 +1,1 @@
-"""What the driver does with rows: run directory, journal, derived figures, table, progress, W&B, RESULT line."""
+"""Results of a job: files on disk, analysis, terminal output, W&B, pictures and report."""

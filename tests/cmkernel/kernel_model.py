@@ -80,7 +80,7 @@ class _Acc:
 
 @dataclasses.dataclass
 class Warp:
-    """Who does what: the operations of one warp, or of one compute warpgroup."""
+    """Operations of one warp, or of one compute warpgroup."""
 
     rank: int
     cta: int
@@ -89,7 +89,7 @@ class Warp:
 
 
 class Recorder:
-    """Stands for the modules that the kernel calls; writes down what it is told."""
+    """Stands for the modules that the kernel calls; records the calls."""
 
     def __init__(self, num_ranks: int):
         self.num_ranks = num_ranks
@@ -288,7 +288,7 @@ class Machine:
         return other
 
     def key(self) -> tuple:
-        """What tells states apart; the rest follows from it, as long as nothing is violated."""
+        """Key of the state; the rest of the state follows from it, as long as nothing is violated."""
         stores = tuple(tuple((pc, stage) for pc, stage, _ in stores) for stores in self.stores)
         return tuple(self.pcs), tuple(sorted(self.loads)), stores
 
@@ -297,7 +297,7 @@ class Machine:
         return finished and not self.loads and not any(self.stores)
 
     def choices(self) -> list[tuple]:
-        """What could happen next."""
+        """Operations that could happen next."""
         choices = [("op", i) for i in range(len(self.pcs)) if self._enabled(i)]
         choices += [("load", *load) for load in self.loads]
         choices += [("store", i, pc) for i, stores in enumerate(self.stores) for pc, _, _ in stores]

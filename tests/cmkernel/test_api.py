@@ -271,7 +271,7 @@ def test_a_nic_is_asked_for_one_shard_a_revolution_before_its_first_multiply():
 
 
 def choose(shape=(8,), names=("x",), axis_name="x", sizes=(M_SHARD, K, N_SHARD), **options):
-    """What a rank would run."""
+    """Choice that a rank would run."""
     choices = []
 
     def on_rank(lhs, rhs):

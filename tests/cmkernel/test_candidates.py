@@ -1,4 +1,4 @@
-"""What a tuner tries: valid, each kernel once, the heuristic's first, then one of each family in turn."""
+"""Candidates of a tuner: valid, each kernel once, the heuristic's first, then one of each family in turn."""
 
 import dataclasses
 

@@ -127,7 +127,7 @@ def test_a_wrong_backward_pass_is_found(module, used, name, wrong, save_gathered
 
 
 def gather_then_dot(lhs, rhs):
-    """What ``all_gather_matmul`` replaces, with the gradient that jax derives."""
+    """The all-gather and dot that ``all_gather_matmul`` replaces, with the gradient that jax derives."""
     return jnp.dot(lax.all_gather(lhs, "x", axis=0, tiled=True), rhs, precision="highest")
 
 
@@ -402,7 +402,7 @@ def test_vmap_of_a_kernel_is_refused(implementation, monkeypatch):
 
 
 def product_of_a_loss(transform):
-    """What ``transform`` makes of the gradient of a loss, for arrays around ``jax.shard_map``."""
+    """Apply ``transform`` to the gradient of a loss, for arrays around ``jax.shard_map``."""
 
     def program(product, lhs, rhs):
         def loss(lhs):

@@ -215,7 +215,7 @@ def test_number_of_sms_is_unknown_on_a_cpu():
         mosaic_gpu_simple.local_matmul(lhs, rhs, config=SMALL)
 
 
-# What the machine must be.
+# Requirements on the machine.
 
 
 def test_cpu_is_refused():

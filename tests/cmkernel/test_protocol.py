@@ -37,7 +37,7 @@ protocols = st.builds(
 
 
 def local_tiles(protocol, num_steps):
-    """Of each compute CTA, in its order."""
+    """Jobs of each compute CTA, in its order."""
     return [
         [protocol.tile(cta, i) for i in range(protocol.num_local_tiles(cta, num_steps))]
         for cta in range(protocol.num_compute_ctas)
@@ -117,7 +117,7 @@ def test_chunks_cover_the_k_steps(protocol):
 @given(protocols)
 @settings(max_examples=60, deadline=None)
 def test_the_jobs_of_a_sender_come_in_order_of_steps(protocol):
-    """What keeps ranks from waiting for each other in a circle: a job waits only for one of an earlier step."""
+    """Ranks can't wait for each other in a circle, because a job waits only for one of an earlier step."""
     for jobs in local_jobs(protocol):
         steps = [step for step, _, _ in jobs]
         assert steps == sorted(steps)

@@ -43,7 +43,7 @@ def test_one_wrong_element_is_found(dtype, value):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_missing_pipeline_step_is_found(dtype):
-    """What a kernel leaves that loses the last 16 of 2048 products of every sum."""
+    """A kernel loses the last 16 of 2048 products of every sum."""
     lhs, rhs = operands(dtype)
     found = reference.compare(dot(lhs[:, :-16], rhs[:-16]), lhs, rhs)
     assert found.num_wrong > 0.5 * M * N

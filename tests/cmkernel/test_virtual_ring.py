@@ -60,7 +60,7 @@ def test_any_shape_and_a_float32_result(config):
     (out,) = jax.tree.leaves(program.out_info)
     assert (out.shape, out.dtype) == ((4, 4 * 133, 75), jnp.float32)
     outputs = re.findall(r"tensor<([0-9x]+x[a-z0-9]+)>", kernel_of(program).split("->")[-1])
-    # What the copies need: rows in multiples of 8, columns of the swizzles.
+    # The copies need rows in multiples of 8, and columns in multiples of the swizzles.
     assert outputs[0].startswith("4x4x136x")
     assert outputs[0].endswith("xf32")
     assert outputs[1] == "4x3x136x128xf16"

@@ -15,7 +15,7 @@ SHAPE = attacks.Shape(8, 64, 16)
 
 
 def product(lhs, rhs):
-    """What the virtual ring computes."""
+    """Result of the virtual ring, computed by einsum."""
     out = jnp.einsum("smk,dkn->dsmn", lhs, rhs, preferred_element_type=jnp.float32).astype(lhs.dtype)
     return out.reshape(len(rhs), -1, rhs.shape[-1])
 

@@ -1,7 +1,5 @@
 """A benchmark or a tuner over a real gang, without the job around it."""
 
-import dataclasses
-
 from jobs.driver.measurement import Measurement
 from jobs.driver.ranks import Ranks
 
@@ -18,9 +16,3 @@ class Observed:
 
         ranks = Ranks(gang, settings.cluster)
         self.measurement = Measurement(ranks, settings, attempt=1, begin=begin, announce=self.messages.append)
-
-
-def with_table(settings, folder):
-    """Settings whose tuner writes to ``tuned.jsonl`` in ``folder``."""
-    tuning = dataclasses.replace(settings.tuning, table=str(folder / "tuned.jsonl"))
-    return dataclasses.replace(settings, tuning=tuning)

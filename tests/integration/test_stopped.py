@@ -67,6 +67,16 @@ def test_a_signal_behind_the_outcome_changes_neither_line_nor_code(behind, tmp_p
     assert not list(tmp_path.iterdir()), "no temporary folder stays"
 
 
+def test_a_temporary_folder_of_the_users_stays(tmp_path):
+    """Whatever its name is."""
+    mine = tmp_path / "cmkernel-mine"
+    mine.mkdir()
+    (mine / "file").touch()
+    finished = program(ENTRY.format(behind="pass", within="pass"), TMPDIR=str(mine))
+    assert finished.code == 0
+    assert [path.name for path in mine.iterdir()] == ["file"]
+
+
 def test_a_signal_within_the_job_is_its_outcome(tmp_path):
     finished = program(ENTRY.format(behind="pass", within=STOP), TMPDIR=str(tmp_path))
     assert (finished.code, finished.result["exit_code"], finished.result["status"]) == (143, 143, "stopped")

@@ -21,7 +21,7 @@ from jobs.records.statistics import headline_us
 from jobs.results.analysis.rounds import ranking_score
 from tests.integration.bench_process import QUICK, finish, run, start
 from tests.integration.comparison import FAIL_OVER, SPREAD, compare, in_slow_checkout
-from tests.integration.measurements import Observed, with_table
+from tests.integration.measurements import Observed
 from tests.jobs.composed import composed
 
 pytestmark = pytest.mark.slow
@@ -151,9 +151,8 @@ def tune(gang, settings, tmp_path, monkeypatch, *candidates):
     monkeypatch.setattr(
         tuner, "ppermute_candidates", lambda m_shard: [PpermuteConfig(num_chunks=n) for n in candidates]
     )
-    settings = with_table(settings, tmp_path)
     observed, requests = Observed(gang, settings), requests_of(settings)
-    measured = Tuner(observed.measurement, requests[0])
+    measured = Tuner(observed.measurement, requests[0], tmp_path / "tuned.jsonl")
     (case,) = expand(settings.problem, 2)
     rows = [row for of_round in measured.run(case) for row in of_round]
     # Each step is in the plan, in this order.
@@ -228,8 +227,7 @@ def test_the_candidate_that_a_gang_is_lost_with_has_a_row(gang, settings, tmp_pa
         if step.doing == "round 1: candidate 1":
             os.kill(gang.members[1].pid, signal.SIGKILL)
 
-    settings = with_table(settings, tmp_path)
-    measured = Tuner(Observed(gang, settings, kill_one).measurement, requests_of(settings)[0])
+    measured = Tuner(Observed(gang, settings, kill_one).measurement, requests_of(settings)[0], tmp_path / "tuned.jsonl")
     (case,) = expand(settings.problem, 2)
     running = measured.run(case)
     (row,) = next(running)

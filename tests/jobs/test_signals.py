@@ -41,7 +41,7 @@ def test_later_signals_leave_the_cleanup_alone(caplog):
 
 
 def test_nested_after_somebody_took_the_handler():
-    """As ray.init() does."""
+    """Installs a handler as ray.init() does."""
 
     def body():
         signal.signal(signal.SIGTERM, lambda *_: pytest.fail("not ours"))

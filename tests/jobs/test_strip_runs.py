@@ -1,4 +1,4 @@
-"""What benchmarks/programs/strip_runs.py leaves of a run is all that jobs.compare reads."""
+"""benchmarks/programs/strip_runs.py keeps everything of a run that jobs.compare reads."""
 
 import copy
 import os

@@ -85,7 +85,7 @@ def _measured(case: Case, rows: Sequence[AnyRow]) -> Answer:
 
 
 def _rivals(fastest: str, times_us: Mapping[str, float], rows: Sequence[AnyRow]) -> str:
-    """Those close to the fastest, and ``kernel.implementation`` where it lost."""
+    """Implementations close to the fastest, and ``kernel.implementation`` if it lost."""
     wanted = next((row.implementation for row in rows if not row.is_baseline), None)
     ratios = {name: time_us / times_us[fastest] for name, time_us in times_us.items() if name != fastest}
     close = [name for name, ratio in ratios.items() if ratio <= _CLOSE]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jobs.config.implementations import LOCALS
 from jobs.records.row import HEADLINE
+from jobs.records.statistics import RankSamples, headline_us
 from jobs.results.analysis.derive import fastest_us
 
 
@@ -36,13 +35,8 @@ def best(headlines: Mapping[str, float | None]) -> Best | None:
     return Best(name, times_us[name], times_us[name] / local_us if local_us else None)
 
 
-def best_of_samples(samples: Mapping[str, Mapping[str, Sequence[Sequence[Sequence[float]]]]]) -> Best | None:
+def best_of_samples(samples: Mapping[str, Mapping[str, RankSamples]]) -> Best | None:
     """Find the fastest from raw samples: ``[rank][burst][sample]`` by implementation and time, empty ones left out."""
     # A burst is empty where there are more bursts than chains.
     timed = {name: times[HEADLINE] for name, times in samples.items() if all(map(any, times[HEADLINE]))}
-    return best(
-        {
-            name: max(statistics.median(itertools.chain.from_iterable(bursts)) for bursts in ranks)
-            for name, ranks in timed.items()
-        }
-    )
+    return best({name: headline_us(ranks) for name, ranks in timed.items()})

@@ -1,4 +1,4 @@
-"""The one writer of ``environment.json``: each gang of a job records its start and end there."""
+"""Writer of ``environment.json``, where each gang of a job records its start and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobs.results.disk.run_dir import RunDir
 class EnvironmentFile:
     """``environment.json`` of a run directory; the gangs of several islands may write at the same time.
 
-    Every method raises ``InfrastructureError`` where the file can't be written.
+    Every method that writes raises ``InfrastructureError`` if the file can't be written.
     """
 
     def __init__(self, run_dir: RunDir, environment: Environment) -> None:
@@ -24,20 +24,20 @@ class EnvironmentFile:
         run_dir.write_environment(environment)
 
     def begin(self, island: str | None) -> int:
-        """Count one more gang of an island, or of a job without islands; returns its number. Nothing is written yet."""
+        """Number the next gang of an island, or of a job without islands; nothing is written yet."""
         with self._lock:
             return self._replace(island, lambda gangs: dataclasses.replace(gangs, attempt=gangs.attempt + 1)).attempt
 
     def started(self, island: str | None, members: Sequence[Member], origin: str) -> None:
-        """Record the ranks of the gang, and whether it is ``fresh`` or where it is from."""
+        """Record the ranks of the gang, and its origin: ``fresh``, or the point of a multirun that started it."""
         self._change(island, lambda gangs: dataclasses.replace(gangs, members=tuple(members), gang=origin))
 
     def lost(self, island: str | None, reason: str) -> None:
-        """Record why the gang ended; its members stay known by its number."""
+        """Record why the gang ended, and keep its members among the earlier gangs."""
         self._change(island, lambda gangs: gangs.retired(reason))
 
     def restarted(self, island: str | None, after_s: float) -> None:
-        """Record how many seconds after the last loss the next gang began to measure."""
+        """Record the seconds from the last loss to the first step of the next gang."""
 
         def change(gangs: GangsRecord) -> GangsRecord:
             *earlier, last = gangs.earlier_attempts

@@ -1,7 +1,7 @@
-"""The journal ``results.jsonl``: every row on disk before the next one is measured.
+"""Journal ``results.jsonl``: every row is on disk before the next one is measured.
 
-One JSON object a line. JSON has no infinite and no undefined numbers: they are the strings ``inf``, ``-inf`` and
-``nan`` here (a check that met an overflow has an infinite error), and ``read`` restores them by the fields' types.
+One JSON object a line. JSON has no infinities and no NaN: they are written as the strings ``inf``, ``-inf`` and ``nan``
+(a check that meets an overflow has an infinite error), and ``read`` restores them by the types of the fields.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import InfrastructureError, UsageError
 from jobs.records.case import Case
-from jobs.records.row import AnyRow, Row
-from jobs.records.soak import SoakSlice
+from jobs.records.row import READABLE_VERSIONS, AnyRow, Row
+from jobs.records.soak import READABLE_SLICE_VERSIONS, SoakSlice
 from jobs.results.disk.json_safe import json_safe
 
 logger = logging.getLogger(__name__)
@@ -32,9 +32,9 @@ _ROW, _SLICE = TypeAdapter(Row), TypeAdapter(SoakSlice)
 
 
 class Journal:
-    """Appends rows to the file at ``path``, which it keeps open and locked.
+    """Appends rows to the file at ``path``, which stays open and locked.
 
-    A last line without its end, left by a crash, is cut off: the next row must not grow out of it.
+    An unfinished last line, left by a crash, is cut off before the next row.
 
     Raises:
       UsageError: another job is writing to the file.
@@ -62,10 +62,10 @@ class Journal:
             os.ftruncate(self._fd, whole)
 
     def append(self, row: Row | SoakSlice) -> None:
-        """Write ``row`` as one line; when this returns, it is on the disk.
+        """Write ``row`` as one line and wait until it is on the disk.
 
         Raises:
-          InfrastructureError: the disk is full or broken. The rows before this one are intact.
+          InfrastructureError: the disk is full or broken; the rows before this one are intact.
         """
         line = (json.dumps(json_safe(row), allow_nan=False) + "\n").encode()
         size = os.fstat(self._fd).st_size
@@ -73,7 +73,7 @@ class Journal:
             _write_all(self._fd, line)
             os.fsync(self._fd)
         except OSError as error:
-            # A torn line in the middle would spoil the file for whatever is appended after it.
+            # An unfinished line in the middle would make the file unreadable.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, size)
             raise InfrastructureError(
@@ -94,58 +94,58 @@ class Journal:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of the journal at ``path``, as ``iterate`` gives them."""
+    """Rows of the journal at ``path``, read by ``iterate``."""
     return list(iterate(path))
 
 
 def iterate(path: Path) -> Iterator[Row]:
-    """The rows of the journal at ``path``, in their order, one at a time: a row may have megabytes of samples.
+    """Rows of the journal at ``path`` in order, one at a time, because a row may have megabytes of samples.
 
-    A last line without its end is what a crash leaves: it is left out, with a warning.
+    An unfinished last line, left by a crash, is left out with a warning.
 
     Raises:
-      UsageError: the file can't be read, or a line is no row of this format; the line is named.
+      UsageError: the file can't be read, or a line isn't a row of this format; the error names the line.
     """
-    return _iterate(path, _ROW)
+    return _iterate(path, _ROW, READABLE_VERSIONS)
 
 
 def iterate_soak(path: Path) -> Iterator[SoakSlice]:
-    """The slices of the soak's journal at ``path``, one at a time; none where there is no such file.
+    """Slices of the soak's journal at ``path``, one at a time; none if there is no file.
 
-    Raises: what ``iterate`` raises.
+    Raises: the errors of ``iterate``.
     """
-    return _iterate(path, _SLICE) if path.exists() else iter(())
+    return _iterate(path, _SLICE, READABLE_SLICE_VERSIONS) if path.exists() else iter(())
 
 
-def _iterate[T](path: Path, adapter: TypeAdapter[T]) -> Iterator[T]:
+def _iterate[T](path: Path, adapter: TypeAdapter[T], versions: tuple[int, ...]) -> Iterator[T]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
                     logger.warning("%s: line %d has no end and is left out", path, number)
                     return
-                yield _parsed(line, f"{path}:{number}", adapter)
+                yield _parsed(line, f"{path}:{number}", adapter, versions)
     except OSError as error:
         raise UsageError(f"{path}: can't be read ({error.strerror})") from error
 
 
 def finished_cases(rows: Iterable[AnyRow], *, baselines: Collection[str]) -> set[Case]:
-    """Cases that need not be measured again: all their rows are among ``rows``, those of one job.
+    """Cases of which ``rows``, the rows of one job, are complete.
 
-    These are that of ``kernel.implementation``, and one for each of ``baselines``.
+    A complete case has the row of ``kernel.implementation`` and a row for each of ``baselines``.
     """
     by_case: dict[Case, list[AnyRow]] = defaultdict(list)
     for row in rows:
         by_case[row.case].append(row)
     return {
         case
-        for case, found in by_case.items()
-        if not all(row.is_baseline for row in found) and set(baselines) <= {row.implementation for row in found}
+        for case, measured in by_case.items()
+        if not all(row.is_baseline for row in measured) and set(baselines) <= {row.implementation for row in measured}
     }
 
 
 def one_line(error: ValueError) -> str:
-    """First complaint of an error: JSON's own, or pydantic's with the field that it is about."""
+    """First message of an error by JSON or pydantic; pydantic's begins with the field."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
@@ -153,14 +153,19 @@ def one_line(error: ValueError) -> str:
     return str(error)
 
 
-def _parsed[T](line: bytes, where: str, adapter: TypeAdapter[T]) -> T:
+def _parsed[T](line: bytes, where: str, adapter: TypeAdapter[T], versions: tuple[int, ...]) -> T:
+    """Object of a line; one of an earlier version becomes one of the last version."""
     try:
-        return adapter.validate_python(json.loads(line))
+        data = json.loads(line)
+        version = data.get("version") if isinstance(data, dict) else None
+        if version not in versions:
+            raise ValueError(f"{version=} must be one of {versions}")
+        return adapter.validate_python({**data, "version": versions[-1]})
     except ValueError as error:
         raise UsageError(f"{where}: not a row ({one_line(error)})") from error
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    """A disk that fills up takes a part first, and refuses the rest."""
+    """Write all of ``data``: a disk that fills up accepts a part of it before it fails."""
     while data:
         data = data[os.write(fd, data) :]

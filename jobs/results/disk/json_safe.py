@@ -1,4 +1,4 @@
-"""Values as JSON can hold them: what every file and line of the results goes through."""
+"""Conversion to values that JSON can hold, for all files and lines of the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def json_safe(value: Any) -> Any:
-    """``value`` of plain dicts, lists, strings, numbers, booleans and ``None``.
+    """Convert ``value`` to plain dicts, lists, strings, numbers, booleans and ``None``.
 
     Infinite and undefined floats become the strings ``inf``, ``-inf`` and ``nan``, enums their names, dataclasses
     dicts, paths strings, tuples lists; numpy's scalars become Python's.

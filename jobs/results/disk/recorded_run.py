@@ -1,4 +1,4 @@
-"""A run directory, read back: what pictures and reports are made of."""
+"""Recorded runs: run directories, read back for pictures and reports."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME, iterate_soak, one
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """What a job left behind; a run that ended early may lack all but its path."""
+    """Content of a run directory; a run that ended early may lack all but its path."""
 
     path: Path
     rows: tuple[Row, ...]
     environment: Environment
-    """``environment.json``; all fields unknown where there is none."""
+    """``environment.json``; all fields are unknown without the file."""
     config: str
-    """``config.yaml`` as it was written; empty where there is none."""
+    """Text of ``config.yaml``; empty without the file."""
     soak: tuple[Point, ...] = ()
-    """Slices of its soak, where it had one."""
+    """Slices of the soak; empty without one."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -35,12 +35,12 @@ class RecordedRun:
         return self.environment.members
 
     def members_of(self, row: Row) -> tuple[Member, ...]:
-        """Ranks of the gang that measured ``row``, where they are recorded."""
+        """Ranks of the gang that measured ``row``; empty if they weren't recorded."""
         return self.environment.members_of(row)
 
     @property
     def device_kind(self) -> str | None:
-        """Name of the devices in jax; ``None`` where it wasn't recorded."""
+        """Name of the devices in jax; ``None`` if it wasn't recorded."""
         members = self.members
         return members[0].device_kind if members else None
 
@@ -49,7 +49,7 @@ def read_run(path: Path) -> RecordedRun:
     """Read the run in the directory ``path``.
 
     Raises:
-      UsageError: its journal can't be read, or its environment isn't JSON or isn't of a job.
+      UsageError: the journal can't be read, or ``environment.json`` isn't JSON of a job.
     """
     rows = tuple(read(path / JOURNAL_NAME))
     environment = read_environment(path)
@@ -62,7 +62,7 @@ def read_environment(folder: Path) -> Environment:
     """Read ``environment.json`` of a run directory; a run that ended early may lack it.
 
     Raises:
-      UsageError: it can't be read, isn't JSON or isn't of a job.
+      UsageError: the file can't be read, isn't JSON or isn't of a job.
     """
     path = folder / ENVIRONMENT_NAME
     text = _text(path)
@@ -71,41 +71,39 @@ def read_environment(folder: Path) -> Environment:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{path}: no JSON ({error})") from error
+        raise UsageError(f"{path}: not JSON ({error})") from error
     try:
         return Environment.from_json(data)
     except ValueError as error:
-        raise UsageError(f"{path}: not of a job ({one_line(error)})") from error
+        raise UsageError(f"{path}: not written by a job ({one_line(error)})") from error
 
 
 def read_runs(paths: Sequence[Path]) -> list[RecordedRun]:
-    """The runs in the directories ``paths``; a folder of run directories, as a multirun makes it, stands for these.
+    """Read the runs in the directories ``paths``; a multirun's folder stands for the run directories in it.
 
     Raises:
-      UsageError: a path is neither, a run can't be read, or the runs are of different devices.
+      UsageError: a path has no run, a run can't be read, or the runs are of different devices.
     """
     runs = [read_run(folder) for path in paths for folder in run_dirs("RUN_DIR", path)]
     kinds = sorted({str(run.device_kind) for run in runs})
     if len(kinds) > 1:
-        raise UsageError(f"the runs are of different devices ({', '.join(kinds)}), which no bound is common to")
+        raise UsageError(f"the runs are of different devices ({', '.join(kinds)}), which have no bound in common")
     return runs
 
 
 def run_dirs(option: str, path: Path) -> list[Path]:
-    """``path``, where it is a run directory; else the run directories in it, in the order of a multirun's points.
-
-    ``option`` is what messages call it.
+    """``path`` if it is a run directory; else the run directories in it, in the order of a multirun's points.
 
     Raises:
-      UsageError: there is none.
+      UsageError: there is no run directory; the message names ``option``.
     """
     if (path / JOURNAL_NAME).is_file():
         return [path]
     # Points of a multirun are numbered.
-    below = sorted(path.glob(f"*/{JOURNAL_NAME}"), key=lambda found: (len(found.parent.name), found.parent.name))
+    below = sorted(path.glob(f"*/{JOURNAL_NAME}"), key=lambda file: (len(file.parent.name), file.parent.name))
     if not below:
         raise UsageError(f"{option}={path} holds neither a {JOURNAL_NAME} nor folders with one")
-    return [found.parent for found in below]
+    return [file.parent for file in below]
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The run directory: one folder a job, with everything that the job leaves behind."""
+"""Run directory: the folder of a job, with all files that it writes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from jobs.results.disk.json_safe import json_safe
 
 DEFAULT_BASE = "~/cmkernel_runs"
 CONFIG_NAME = "config.yaml"
-# No fault of the option's value: another folder on the same disk would fail too.
+# Not a mistake of the user's: another folder on the same disk would fail too.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDir:
-    """A folder that exists, is absolute and was written to."""
+    """Folder that exists, has an absolute path and is writable."""
 
     path: Path
 
     @classmethod
     def create(cls, settings_run_dir: str | None, *, submission_id: str | None) -> RunDir:
-        """The folder that ``run_dir=`` names, or a new one below ``~/cmkernel_runs`` that no other job has.
+        """Create the folder that ``run_dir=`` names, or a new one below ``~/cmkernel_runs`` that no other job has.
 
         Raises:
           UsageError: the folder can't be made or written to, holds the results of another job, or is relative to the
@@ -55,11 +55,11 @@ class RunDir:
 
     @classmethod
     def reopen(cls, name: str, *, submission_id: str | None) -> RunDir:
-        """The folder that ``resume=`` names, which an earlier job has left.
+        """Open the folder of an earlier job, which ``resume=`` names.
 
         Raises:
-          UsageError: there is none, it can't be written to, or it is relative to the working directory of a submitted
-            job.
+          UsageError: it isn't an earlier job's, can't be written to, or is relative to the working directory of a
+            submitted job.
           InfrastructureError: the disk is full or broken.
         """
         path = absolute("resume", name, submission_id)
@@ -71,26 +71,26 @@ class RunDir:
 
     @property
     def journal_path(self) -> Path:
-        """Rows, one JSON object a line."""
+        """Path of the rows, one JSON object a line."""
         return self.path / JOURNAL_NAME
 
     @property
     def soak_path(self) -> Path:
-        """Slices of the soak, one JSON object a line."""
+        """Path of the soak's slices, one JSON object a line."""
         return self.path / SOAK_NAME
 
     @property
     def config_path(self) -> Path:
-        """The resolved config."""
+        """Path of the resolved config."""
         return self.path / CONFIG_NAME
 
     @property
     def log_path(self) -> Path:
-        """The driver's log."""
+        """Path of the driver's log."""
         return self.path / "bench.log"
 
     def write_config(self, settings: Settings) -> None:
-        """Write the resolved config to ``config.yaml``: enums by name; a W&B key is never part of the settings.
+        """Write the resolved config to ``config.yaml``; a W&B key is never part of the settings.
 
         Raises:
           InfrastructureError: the file can't be written.
@@ -106,7 +106,7 @@ class RunDir:
         self._write_json(ENVIRONMENT_NAME, environment.to_json())
 
     def write_examination(self, examination: Mapping[str, Any]) -> None:
-        """Write what the doctor saw and found to ``doctor.json``.
+        """Write the doctor's facts and findings to ``doctor.json``.
 
         Raises:
           InfrastructureError: the file can't be written.
@@ -120,7 +120,7 @@ class RunDir:
         path = self.path / name
         new = path.with_name(f".{name}.new")
         try:
-            # A disk that fills up leaves what was there before.
+            # On a full disk the old file stays as it was.
             new.write_text(text)
             new.replace(path)
         except OSError as error:
@@ -129,15 +129,15 @@ class RunDir:
 
 
 def absolute(option: str, name: str, submission_id: str | None) -> Path:
-    """The path that ``option`` names, of what outlives the job.
+    """Absolute path of ``name``, the value of ``option``; the file outlives the job.
 
     Raises:
-      UsageError: it is relative to the working directory of a submitted job, or to a home that can't be found.
+      UsageError: the path is relative to the working directory of a submitted job, or to a home that can't be found.
     """
     if submission_id and not name.startswith(("/", "~")):
         raise UsageError(f"{option}={name} must be absolute: a submitted job's working directory vanishes with it")
     with _refusing(option, name):
-        # abspath, not resolve(): the path stays as the user knows it, symbolic links included.
+        # abspath, not resolve(): symbolic links stay as the user wrote them.
         return Path(os.path.abspath(Path(name).expanduser()))
 
 
@@ -148,13 +148,13 @@ def _probe(path: Path) -> None:
 
 
 def _own_name(submission_id: str | None) -> str:
-    """Ray lets users choose submission ids: what isn't good for a file name is replaced."""
+    """Name of the folder: the submission id, its unsafe characters replaced as users choose it; else the time."""
     name = re.sub(r"[^\w.-]", "_", submission_id or "").lstrip(".")
     return name or time.strftime("%Y%m%d-%H%M%S")
 
 
 def _make_new(wanted: Path) -> Path:
-    """A folder that this call made; jobs that start in the same second get ``-2``, ``-3``, ..."""
+    """Make a new folder; jobs that start in the same second get ``-2``, ``-3``, ..."""
     wanted.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -169,7 +169,7 @@ def _make_new(wanted: Path) -> Path:
 def _make_or_take(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     journal = path / JOURNAL_NAME
-    # An empty journal is what a job leaves that failed before its first row.
+    # A job that fails before its first row leaves an empty journal.
     if journal.exists() and journal.stat().st_size:
         raise UsageError(
             f"run_dir={path} already holds a {JOURNAL_NAME}, and a run needs a folder of its own: name another one, "

@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs.records.environment import short_sha
 from jobs.results.analysis.robust import DEFAULT_OUTLIER_Z
+from jobs.results.disk.json_safe import json_safe
 from jobs.results.disk.recorded_run import RecordedRun
 
 _MAX_NAMES = 6
@@ -55,7 +56,7 @@ def outlier_z(run: RecordedRun) -> float:
 
 def environment(run: RecordedRun) -> list[tuple[str, Any]]:
     """All of ``environment.json`` as names and values, nested ones under dotted names."""
-    return [(name, value) for name, value in _leaves(run.environment.to_json()) if value is not None]
+    return [(name, value) for name, value in _leaves(json_safe(run.environment.to_json())) if value is not None]
 
 
 def _place(run: RecordedRun) -> str:

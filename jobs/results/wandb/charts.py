@@ -12,7 +12,7 @@ from jobs.records.row import HEADLINE, RowSummary
 from jobs.results.wandb import per_rank
 from jobs.results.wandb.metrics import case_name
 
-# As in the picture.
+# The picture of a landscape has the same limit.
 MIN_CONFIGS = 3
 
 

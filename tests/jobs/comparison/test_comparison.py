@@ -32,7 +32,7 @@ def side(tmp_path, name, *runs, **options):
 
 
 def compared(tmp_path, base, new, **options):
-    """Of lists of runs, each a list of rows."""
+    """Compare lists of runs, each a list of rows."""
     return compare(
         side(tmp_path, "base", *base),
         side(tmp_path, "new", *new),
@@ -64,7 +64,7 @@ def test_what_auto_took_is_compared_where_it_took_something_else(tmp_path):
 
     xla, other = measured(160, implementation="xla"), measured(300, m_shard=2048)
     base = [run(measured(100 + n / 10), xla, other) for n in range(3)]
-    # As where a library that the kernel needs is gone.
+    # `auto` falls back to `xla`, for example because a library that the kernel needs is gone.
     new = [run(measured(160 + n / 10, implementation="xla"), other) for n in range(3)]
     found = compared(tmp_path, base, new, fail_over=0.03)
     slower = [(r.key.implementation, r.verdict is Verdict.slower) for r in found.rows]
@@ -269,9 +269,9 @@ def test_what_is_no_run_is_refused(tmp_path):
         (tmp_path / "nowhere", "no such run directory or journal"),
         (nothing, "BASE=.*/nothing holds neither a results.jsonl nor folders with one"),
         (empty, "holds no row"),
-        (broken, "environment.json: not of a job"),
+        (broken, "environment.json: not written by a job"),
         (unreadable, "its config.yaml isn't one of jobs.bench"),
-        (old, "old/results.jsonl:2: not a row .*version=0 of a row must be"),
+        (old, "old/results.jsonl:2: not a row .*version=0 must be"),
     ]:
         with pytest.raises(UsageError, match=message):
             load_side("BASE", [str(path)])

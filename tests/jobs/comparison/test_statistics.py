@@ -20,7 +20,7 @@ BURSTS = Noise(run=0, case=0, burst=0.02, sample=0.005)
 
 
 def verdicts(rng, noise, *, runs, factors, spread=None, bursts=6):
-    """Of a table whose cases change by ``factors`` from BASE to NEW."""
+    """Verdicts of a table whose cases change by ``factors`` from BASE to NEW."""
     base_us = np.linspace(50, 2000, len(factors))
     base = [samples(rng, base_us, noise, bursts=bursts) for _ in range(runs[0])]
     new = [samples(rng, base_us * factors, noise, bursts=bursts) for _ in range(runs[1])]

@@ -1,4 +1,4 @@
-"""From the problem's lists to cases."""
+"""Cases of a problem's lists and layers."""
 
 import pytest
 
@@ -11,8 +11,8 @@ from tests.jobs.composed import composed
 def test_llama3_is_ten_cases_whose_columns_the_ranks_share():
     cases = expand(composed("problem=llama3").problem, num_ranks=2)
     assert len(cases) == 10
-    found = {(c.m_shard, c.k, c.n_shard) for c in cases}
-    assert found == {(m, 4096, n) for m in (1024, 4096) for n in (3072, 14336)} | {
+    sizes = {(c.m_shard, c.k, c.n_shard) for c in cases}
+    assert sizes == {(m, 4096, n) for m in (1024, 4096) for n in (3072, 14336)} | {
         (m, 8192, n) for m in (1024, 4096) for n in (5120, 28672)
     } | {(256, 4096, 3072), (256, 8192, 5120)}
 

@@ -1,4 +1,4 @@
-"""Composed configs: what Hydra users expect works, and every mistake names its option."""
+"""Composed configs: Hydra's syntax works, and every mistake names its option."""
 
 import pytest
 from hydra.errors import HydraException

@@ -1,11 +1,11 @@
-"""A table of tuned configs that several jobs write: real processes on one file."""
+"""A table of tuned configs that several jobs write at the same time."""
 
 import dataclasses
 import fcntl
 import os
-import subprocess
-import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,44 +14,24 @@ from jobs.config.tuned_table import add_entry
 from jobs.errors import InfrastructureError, UsageError
 from tests.jobs.config.tuned_entry import ENTRY
 
-NUM_WRITERS, NUM_ENTRIES = 4, 20
-WRITER = """
-import dataclasses, sys
-from pathlib import Path
-from jobs.config.tuned_table import add_entry
-from tests.jobs.config.tuned_entry import ENTRY
-
-path, writer, num_entries = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(num_entries):
-    shape = dataclasses.replace(ENTRY.shape, m_shard=1 + writer, k=1 + number)
-    add_entry("tuning.table", path, dataclasses.replace(ENTRY, shape=shape))
-"""
+NUM_WRITERS, NUM_ENTRIES = 4, 10
 
 
-def test_no_entry_is_lost_where_several_processes_add_to_one_table(tmp_path):
+def test_no_entry_is_lost_where_several_jobs_add_to_one_table(tmp_path):
+    """The lock belongs to the open file, so threads compete for it as processes do."""
     path = tmp_path / "tuned.jsonl"
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(number), str(NUM_ENTRIES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(NUM_WRITERS)
-    ]
-    for writer in writers:
-        assert writer.stdout.readline() == "ready\n"
-    for writer in writers:
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    assert [writer.wait(timeout=60) for writer in writers] == [0] * NUM_WRITERS
-    for writer in writers:
-        writer.stdin.close()
-        writer.stdout.close()
-    found = {(entry.shape.m_shard, entry.shape.k) for entry in Table.read(path).entries}
-    assert found == {(1 + writer, 1 + number) for writer in range(NUM_WRITERS) for number in range(NUM_ENTRIES)}
+    start = threading.Barrier(NUM_WRITERS)
+
+    def write(writer):
+        start.wait()
+        for number in range(NUM_ENTRIES):
+            shape = dataclasses.replace(ENTRY.shape, m_shard=1 + writer, k=1 + number)
+            add_entry("tuning.table", path, dataclasses.replace(ENTRY, shape=shape))
+
+    with ThreadPoolExecutor(NUM_WRITERS) as pool:
+        list(pool.map(write, range(NUM_WRITERS)))
+    written = {(entry.shape.m_shard, entry.shape.k) for entry in Table.read(path).entries}
+    assert written == {(1 + writer, 1 + number) for writer in range(NUM_WRITERS) for number in range(NUM_ENTRIES)}
     assert [file.name for file in tmp_path.iterdir()] == ["tuned.jsonl"]
 
 

@@ -1,4 +1,4 @@
-"""An entry of a table of tuned configs, for the tests and for the processes that they start."""
+"""Entry of a table of tuned configs, for tests."""
 
 from cmkernel import PpermuteConfig
 from cmkernel.tuned import Entry, Shape

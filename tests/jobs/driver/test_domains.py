@@ -1,4 +1,4 @@
-"""NVLink domains: which one a rank is in, and what a job may run over several."""
+"""NVLink domains: the domain of a rank, and what a job may run over several."""
 
 import dataclasses
 import types
@@ -66,13 +66,13 @@ def members(*domains, on_gpus=True):
 
 
 def fit(implementation, ranks, *baselines, **kernel):
-    """Requests of these ranks, and why they aren't those of the config."""
+    """Requests of these ranks, and the reason if they differ from the config's."""
     kernel = KernelSettings(implementation=implementation, **kernel)
     settings = Settings(kernel=kernel, timing=TimingSettings(baselines=list(baselines)))
     gang = types.SimpleNamespace(members=tuple(ranks))
     requests = requests_of(settings)
-    found, why = fit_requests(requests, Ranks(gang, ClusterSettings()))
-    return list(requests), found, why
+    fitted, why = fit_requests(requests, Ranks(gang, ClusterSettings()))
+    return list(requests), fitted, why
 
 
 @pytest.mark.parametrize("implementation", [Implementation.mosaic_gpu, Implementation.mosaic_gpu_simple])
@@ -97,8 +97,8 @@ def test_the_list_of_ranks_is_cut_short():
 
 
 def test_auto_takes_what_runs_over_several_domains():
-    _, found, why = fit(Implementation.auto, members(1, 1, 2), "xla", "ppermute", tile_m=64)
-    assert [(r.requested, r.implementation, r.config) for r in found] == [
+    _, fitted, why = fit(Implementation.auto, members(1, 1, 2), "xla", "ppermute", tile_m=64)
+    assert [(r.requested, r.implementation, r.config) for r in fitted] == [
         ("ppermute", "ppermute", {}),
         ("baseline", "xla", {}),
     ], "without tiles, which it hasn't, and one row for it"
@@ -119,8 +119,8 @@ def test_auto_takes_what_runs_over_several_domains():
     ],
 )
 def test_all_else_stays(implementation, ranks):
-    requests, found, why = fit(implementation, ranks, "local")
-    assert found == requests
+    requests, fitted, why = fit(implementation, ranks, "local")
+    assert fitted == requests
     assert why is None
 
 

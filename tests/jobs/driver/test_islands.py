@@ -1,4 +1,4 @@
-"""Threads of islands, real signals; what the gangs do there is for tests/integration/test_islands.py."""
+"""Threads of islands, with real signals; tests/integration/test_islands.py has real gangs."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from jobs.signals import raise_if_stopped, stop_on_signals
 
 
 class Attempts:
-    """In the place of an island's gangs: ``run`` does ``what``, and notes that it has cleaned up."""
+    """Stands in for an island's gangs: ``run`` does ``what``, and notes that it has cleaned up."""
 
     def __init__(self, name, what):
         self.name, self._what, self.is_gone = name, what, False

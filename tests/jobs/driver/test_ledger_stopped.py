@@ -1,4 +1,4 @@
-"""A signal that comes while rows are on their way."""
+"""Signals that arrive while rows are being taken."""
 
 import io
 import os
@@ -21,7 +21,7 @@ from tests.jobs.results.wandb.leet import inspect
 
 
 class StoppedJournal(Journal):
-    """The job is told to stop as soon as the first row is on the disk."""
+    """Send a signal as soon as the first row is on the disk."""
 
     def append(self, row):
         super().append(row)

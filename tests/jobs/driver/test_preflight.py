@@ -1,4 +1,4 @@
-"""What is refused before any GPU is reserved."""
+"""Refusals before any GPU is reserved."""
 
 import types
 

@@ -18,9 +18,9 @@ def test_by_keyword_as_the_jobs_call_it():
     line = result_line(
         status="stopped", exit_code=143, run_dir="/x", rows=0, wandb_dir=Path("/x/wandb/run"), error="é\n"
     )
-    found = json.loads(line.removeprefix(PREFIX))
-    assert found["wandb_dir"] == "/x/wandb/run"
-    assert found["error"] == "é\n"
+    fields = json.loads(line.removeprefix(PREFIX))
+    assert fields["wandb_dir"] == "/x/wandb/run"
+    assert fields["error"] == "é\n"
 
 
 @given(st.text(), st.floats(), st.dictionaries(st.text(), st.integers()))

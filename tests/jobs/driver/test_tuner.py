@@ -1,4 +1,4 @@
-"""What can be told of a tuning without a gang: its options, and which rounds are complete."""
+"""Tuning without a gang: its options, and the rounds that are complete."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def rows_of(*requested):
 
 
 def opened(folder, *overrides, kind=TUNE, submission=None):
-    """The job of these overrides in a run directory of its own."""
+    """Job of these overrides, in its own run directory."""
     naming = Naming(overrides=overrides, point=None, multirun=None, submission=submission, env_set="{}")
     return open_job(composed_config(*overrides, f"run_dir={folder / 'run'}"), kind, naming)
 
@@ -31,10 +31,10 @@ def opened(folder, *overrides, kind=TUNE, submission=None):
     ("overrides", "message"),
     [
         (["kernel=xla"], r"kernel.implementation=xla can't be tuned; use one of auto, mosaic_gpu, ppermute"),
-        (["kernel=mosaic_gpu", "kernel.tile_n=128"], r"kernel.tile_n is set, and jobs.tune is to find it"),
+        (["kernel=mosaic_gpu", "kernel.tile_n=128"], r"kernel.tile_n is set, but jobs.tune searches for it"),
         (["cluster.world=per_island"], r"cluster.world=per_island is not for jobs.tune"),
         (["timing.soak_minutes=2"], r"timing.soak_minutes=2.0 is for jobs.bench"),
-        (["tuning.table=/nowhere/tuned.jsonl"], r"tuning.table=/nowhere/tuned.jsonl: /nowhere is no folder"),
+        (["tuning.table=/nowhere/tuned.jsonl"], r"tuning.table=/nowhere/tuned.jsonl: /nowhere isn't a folder"),
         (["tuning.table=/proc/tuned.jsonl"], r"tuning.table=/proc/tuned.jsonl: /proc isn't writable"),
         (
             ["tuning.round_size=5", "cluster.gpu_memory_fraction=0.2"],
@@ -48,15 +48,50 @@ def test_what_cannot_be_tuned_is_refused(overrides, message, tmp_path):
 
 
 def test_the_table_is_in_the_run_directory_unless_it_is_named(tmp_path):
-    assert opened(tmp_path).settings.tuning.table == str(tmp_path / "run" / "tuned.jsonl")
+    assert opened(tmp_path).winners_path == tmp_path / "run" / "tuned.jsonl"
     mine = tmp_path / "mine.jsonl"
-    assert opened(tmp_path, f"tuning.table={mine}").settings.tuning.table == str(mine)
+    assert opened(tmp_path, f"tuning.table={mine}").winners_path == mine
 
 
 def test_a_table_is_not_left_in_the_working_directory_of_a_submitted_job(tmp_path):
     with pytest.raises(UsageError, match=r"tuning.table=mine.jsonl must be absolute: a submitted job's working"):
         opened(tmp_path, "tuning.table=mine.jsonl", submission="raysubmit_1")
-    assert opened(tmp_path, submission="raysubmit_1").settings.tuning.table == str(tmp_path / "run" / "tuned.jsonl")
+    assert opened(tmp_path, submission="raysubmit_1").winners_path == tmp_path / "run" / "tuned.jsonl"
+
+
+@pytest.mark.parametrize("option", ["kernel.table", "tuning.table"])
+def test_a_table_that_is_refused_leaves_no_run_directory(option, tmp_path):
+    with pytest.raises(UsageError, match=rf"{option}=/nowhere/tuned.jsonl: "):
+        opened(tmp_path, f"{option}=/nowhere/tuned.jsonl")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_table_in_the_run_directory_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tuned.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match=r"tuned.jsonl:1: no entry of a table"):
+        opened(tmp_path)
+    assert opened(tmp_path, kind=BENCH).settings.tuning.table is None, "a benchmark writes no table"
+
+
+def resumed(folder, *overrides, kind=TUNE):
+    naming = Naming(overrides=overrides, point=None, multirun=None, submission=None, env_set="{}")
+    return open_job(composed_config(*overrides, f"resume={folder}"), kind, naming)
+
+
+@pytest.mark.parametrize("kind", [BENCH, TUNE])
+def test_a_run_directory_that_was_moved_can_be_resumed(kind, tmp_path):
+    job = opened(tmp_path, kind=kind)
+    job.run_dir.write_config(job.settings)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert resumed(moved, kind=kind).winners_path == moved / "tuned.jsonl"
+
+
+def test_a_resumed_job_is_refused_by_its_own_settings(tmp_path):
+    job = opened(tmp_path, "kernel=xla", kind=BENCH)
+    job.run_dir.write_config(job.settings)
+    with pytest.raises(UsageError, match=r"kernel.implementation=xla can't be tuned"):
+        resumed(tmp_path / "run")
 
 
 def test_a_resumed_job_reads_the_same_table_wherever_it_is_started(monkeypatch, tmp_path):
@@ -128,7 +163,7 @@ def test_each_kind_of_job_refuses_the_others_run_directory():
 
 
 def test_a_candidate_is_compared_with_the_reference_burst_by_burst():
-    # Everything takes twice as long in the second burst, and a third one only the reference had.
+    # Times double in the second burst, and only the reference has a third one.
     candidate = [[[9.0, 9.0], [18.0, 18.0]], [[8.0, 8.0], [16.0, 16.0]]]
     reference = [[[10.0, 10.0], [20.0, 20.0], [99.0]], [[9.0, 9.0], [18.0, 18.0], [99.0]]]
     assert relative(candidate, reference) == pytest.approx(0.9)

@@ -51,7 +51,7 @@ GEMM, GATHER = (
         ((GATHER, GEMM, "wrapped_convert"), (0, 1, 2)),
         (("Memset 3", GEMM, "loop_convert_fusion_1"), (1, 2)),
         ((GEMM, "loop_broadcast_fusion", "wrapped_convert", "wrapped_concatenate"), (0, 2)),
-        # What is converted before the multiply isn't its result.
+        # A conversion before the multiply isn't a conversion of its result.
         (("wrapped_convert", GATHER, "loop_convert_fusion", GEMM), (1, 3)),
         (("loop_broadcast_fusion", "ring_all_gather_matmul_kernel_mosaic_gpu_kernel", "memcpy128"), (1,)),
     ],

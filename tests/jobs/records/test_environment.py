@@ -1,4 +1,4 @@
-"""environment.json: what it says of gangs, and what early jobs left out."""
+"""environment.json: its gangs, and fields that early jobs lack."""
 
 import dataclasses
 import json
@@ -47,11 +47,11 @@ def test_a_job_that_lost_a_gang(tmp_path):
     assert (data["attempt"], [one["host"] for one in data["members"]], data["gang"]) == (2, ["h2", "h2"], "fresh")
     (earlier,) = data["earlier_attempts"]
     assert (earlier["attempt"], earlier["ended"], earlier["restart_s"]) == (1, "rank 1 died", 9.2)
-    found = read_environment(tmp_path)
-    assert found == file.environment
-    hosts = [found.members_of(dataclasses.replace(ROW, attempt=attempt)) for attempt in (1, 2, 3)]
+    restored = read_environment(tmp_path)
+    assert restored == file.environment
+    hosts = [restored.members_of(dataclasses.replace(ROW, attempt=attempt)) for attempt in (1, 2, 3)]
     assert [[one.host for one in members] for members in hosts] == [["h1", "h1"], ["h2", "h2"], []]
-    assert (len(found.members), len(found.all_members)) == (2, 4)
+    assert (len(restored.members), len(restored.all_members)) == (2, 4)
 
 
 def test_islands_keep_their_gangs_apart(tmp_path):
@@ -64,10 +64,10 @@ def test_islands_keep_their_gangs_apart(tmp_path):
     data = json.loads((tmp_path / "environment.json").read_text())
     assert [one["island"] for one in data["islands"]] == ["a", "b"]
     assert "members" not in data
-    found = read_environment(tmp_path)
-    assert found == file.environment
-    assert [one.host for one in found.members_of(dataclasses.replace(ROW, island="b"))] == ["host-b"]
-    assert [one.host for one in found.members] == ["host-a"]
+    restored = read_environment(tmp_path)
+    assert restored == file.environment
+    assert [one.host for one in restored.members_of(dataclasses.replace(ROW, island="b"))] == ["host-b"]
+    assert [one.host for one in restored.members] == ["host-a"]
 
 
 def test_a_resumed_job_counts_on():
@@ -78,8 +78,8 @@ def test_a_resumed_job_counts_on():
 
 
 def test_an_early_job_numbered_no_gang():
-    found = Environment.from_json({"versions": {}, "members": [{"device_kind": "NVIDIA H200"}]})
-    assert [one.device_kind for one in found.members_of(ROW)] == ["NVIDIA H200"]
+    restored = Environment.from_json({"versions": {}, "members": [{"device_kind": "NVIDIA H200"}]})
+    assert [one.device_kind for one in restored.members_of(ROW)] == ["NVIDIA H200"]
 
 
 @pytest.mark.parametrize("data", [[], None, {"members": 3}, {"members": [0]}, {"islands": 1}, {"versions": 3}])

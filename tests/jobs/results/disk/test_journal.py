@@ -92,9 +92,9 @@ def test_rows_come_back_as_they_were(wanted):
         with Journal(path) as journal:
             for r in wanted:
                 journal.append(r)
-        found = read(path)
+        restored = read(path)
         # repr: NaN is not equal to itself.
-        assert repr(found) == repr(wanted)
+        assert repr(restored) == repr(wanted)
         for line in path.read_text().splitlines():
             json.loads(line, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
 
@@ -109,7 +109,7 @@ def test_failed_check_has_no_time_and_infinite_error_survives(tmp_path):
 
 def test_row_is_on_disk_when_append_returns(tmp_path):
     path = tmp_path / "j"
-    # A child that is killed without a chance to flush anything.
+    # The child is killed without a chance to flush anything.
     code = (
         "import os, sys, pickle; from jobs.results.disk.journal import Journal; from pathlib import Path\n"
         f"journal = Journal(Path({str(path)!r}))\n"
@@ -137,7 +137,7 @@ def test_torn_last_line_is_left_out_and_cut_off(tmp_path, caplog, torn):
     assert read(path) == [row("a"), row("b")]
 
 
-@pytest.mark.parametrize("bad", ["not json", "{}", "[1]", "", '{"version": 99}', "NaN"])
+@pytest.mark.parametrize("bad", ["not json", "{}", "[1]", "", '{"version": 99}', '{"version": 3}', "NaN"])
 def test_bad_line_is_named(tmp_path, bad):
     path = tmp_path / "j"
     with Journal(path) as journal:
@@ -173,12 +173,12 @@ def test_a_case_is_finished_with_its_last_row(implementations, finished):
         row("x", implementation=name, requested="auto" if name == "ppermute" else "baseline")
         for name in implementations
     ]
-    found = finished_cases([*whole, *rows], baselines=["xla", "local"])
-    assert {case.name for case in found} == ({"whole", "x"} if finished else {"whole"})
+    complete = finished_cases([*whole, *rows], baselines=["xla", "local"])
+    assert {case.name for case in complete} == ({"whole", "x"} if finished else {"whole"})
 
 
 def test_one_row_stands_for_auto_and_for_a_baseline():
-    """Auto took what is a baseline as well."""
+    """Auto took an implementation that is also a baseline."""
     rows = [row(implementation="xla"), row(implementation="local", requested="baseline")]
     assert finished_cases(rows, baselines=["xla", "local"]) == {CASE}
 
@@ -239,7 +239,7 @@ def test_full_disk_keeps_earlier_rows_and_is_reported(small_disk):
         with pytest.raises(InfrastructureError, match=rf"{path}: .*No space left on device.*rows before it are intact"):
             fill(journal)
         assert written > 1
-        # The torn part is gone, so that a small row that still fits isn't spoilt by it.
+        # The unfinished line is gone, so a small row that still fits is readable.
         assert read(path) == [big] * written
         journal.append(row("small"))
     assert read(path) == [big] * written + [row("small")]

@@ -102,7 +102,7 @@ def test_file_in_the_way(tmp_path, name):
 
 
 def test_unwritable_folder():
-    # Root may write everywhere but into /proc and /sys, which are folders all the same.
+    # Root may write into every folder but /proc and /sys.
     with pytest.raises(UsageError, match=r"run_dir=/proc/sys: not writable \("):
         RunDir.create("/proc/sys", submission_id=None)
 

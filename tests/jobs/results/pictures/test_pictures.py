@@ -1,4 +1,4 @@
-"""What the pictures show, read from matplotlib's objects."""
+"""Content of the pictures, read from matplotlib's objects."""
 
 import dataclasses
 import itertools
@@ -241,7 +241,7 @@ def lightness(colour):
 def test_every_implementation_has_a_colour_and_a_marker_of_its_own():
     looks = [style.look(name) for name in IMPLEMENTATIONS]
     assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == len(set(IMPLEMENTATIONS))
-    # Those that nearly every picture shows, in black and white.
+    # In black and white the three that nearly every picture shows must differ.
     shades = sorted(lightness(style.look(name).colour) for name in ("mosaic_gpu", "xla", "local"))
     assert min(b - a for a, b in itertools.pairwise(shades)) > 8
 

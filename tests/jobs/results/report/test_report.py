@@ -22,7 +22,7 @@ from jobs.results.report import tables, write_report
 from tests.jobs.run_rows import ARTICLE, BENCHMARKS, LLAMA3, article_rows, failed, not_run, run_of
 
 ROOT = BENCHMARKS.parent
-# What a config or an error may hold.
+# Text that a config or an error may contain.
 HOSTILE = """</td></pre><script>document.title="injected"</script><img src=x onerror='alert(1)'> & "quotes" ${title}"""
 
 
@@ -153,7 +153,7 @@ def test_pictures_are_inside_and_nothing_is_outside(article_page):
     texts = {value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")}
     assert len(texts) == 4
     assert all(texts)
-    # Or a browser that forces dark pages turns their black text white, on white.
+    # Without it a browser that forces dark pages turns their black text white, on white.
     pictures = [base64.b64decode(source.partition(",")[2]) for source in sources]
     assert all(b'<svg style="color-scheme: only light"' in picture for picture in pictures)
 
@@ -280,7 +280,7 @@ def test_a_bug_exits_with_3_and_says_where_its_traceback_is(tmp_path, monkeypatc
 def test_an_environment_that_is_none_of_a_job_is_named(environment, tmp_path):
     (tmp_path / "results.jsonl").touch()
     (tmp_path / "environment.json").write_text(environment)
-    with pytest.raises(UsageError, match=f"{tmp_path}/environment.json: not of a job"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/environment.json: not written by a job"):
         read_run(tmp_path)
 
 

@@ -9,7 +9,7 @@ WANDB = Path(sys.executable).with_name("wandb")
 
 
 def inspect(directory: Path, *options: str) -> list[dict]:
-    """What `wandb leet inspect --json` prints, as anyone would read the run."""
+    """Records of a run, as `wandb leet inspect --json` prints them."""
     command = [WANDB, "leet", "inspect", "--json", *options, directory]
     found = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert found.returncode == 0, found.stderr

@@ -102,7 +102,7 @@ def test_auto_falls_back_loudly_and_in_time(run_dir, monkeypatch, caplog, useles
     sink.log_row(row("ppermute", 1.0), [])
     sink.finish(exit_code=0, status="ok")
     assert sink.complete
-    # Of the run that couldn't start, nothing is left for a later `wandb sync` to find.
+    # The run that couldn't start leaves nothing for a later `wandb sync`.
     assert list((run_dir / "wandb").glob("*run-*-*")) == [sink.dir]
 
 

@@ -172,7 +172,7 @@ def test_per_rank_table_has_each_ranks_median(finished):
     assert lines[0]["sm_clock_mhz"] is None
     assert (lines[1]["sm_clock_mhz"], lines[1]["throttle_reasons"]) == (1800.0, "sw_power_cap")
     assert lines[0]["call_us"] is None
-    # What a later `wandb sync` uploads lies in the run directory, not in a home that a container takes with it.
+    # A later `wandb sync` uploads from the run directory: a home may vanish with its container.
     assert list((finished.run_dir / "wandb" / "artifacts" / "staging").iterdir())
     assert not (finished.home / ".local").exists()
 

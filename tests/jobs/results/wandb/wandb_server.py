@@ -9,7 +9,7 @@ import time
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """As much of W&B's API as a run needs to start, or none of it."""
+    """The part of W&B's API that a run needs to start, or none of it."""
 
     protocol_version = "HTTP/1.1"
 

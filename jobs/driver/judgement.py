@@ -1,4 +1,4 @@
-"""What a job's rows and its soak come to: the lines at its end, and whether it has failed."""
+"""Judgement of a job's rows and its soak: the lines at its end, and the failures of checks."""
 
 from __future__ import annotations
 
@@ -17,47 +17,50 @@ from jobs.results.wandb.metrics import Scalar
 
 
 def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
-    """Print the verdict and end ``outcome`` with it; what W&B's summary says of restarts, islands and the soak."""
+    """Print the summary of a job and record failed checks in ``outcome``.
+
+    Returns what W&B's summary has on restarts, islands and the soak.
+    """
     failed = [row for row in outcome.rows if row.failed]
     if failed:
         named = ", ".join(f"{row.implementation} on {row.case}" for row in failed)
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
     _print(table.footer_lines(outcome.rows, min_gain=settings.tuning.min_gain))
-    told: dict[str, Scalar] = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
+    summary: dict[str, Scalar] = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
     if settings.cluster.world is World.per_island:
-        told |= _judge_islands(outcome, settings)
+        summary |= _judge_islands(outcome, settings)
     if outcome.soak:
-        told |= _judge_soak(outcome)
-    return told
+        summary |= _judge_soak(outcome)
+    return summary
 
 
 def _judge_islands(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
-    """Rank islands and ranks, and fail the job where one is an outlier; what W&B's summary says of them."""
-    found = standings(outcome.rows, outlier_z=settings.cluster.outlier_z)
-    _print(found.lines())
-    if outliers := found.outliers:
+    """Rank islands and ranks, and fail the job if one is an outlier; returns their part of W&B's summary."""
+    ranking = standings(outcome.rows, outlier_z=settings.cluster.outlier_z)
+    _print(ranking.lines())
+    if outliers := ranking.outliers:
         named = "; ".join(f"{standing.name}: {standing.worst}" for standing in outliers[:8])
         outcome.end("outlier", EXIT_CHECK_FAILED, f"{len(outliers)} of the islands and ranks are too slow: {named}")
-    slowest = {"slowest_island": found.islands[0].name} if found.islands else {}
-    return {"islands": found.num_islands, "outliers": len(found.outliers), **slowest}
+    slowest = {"slowest_island": ranking.islands[0].name} if ranking.islands else {}
+    return {"islands": ranking.num_islands, "outliers": len(outliers), **slowest}
 
 
 def _judge_soak(outcome: Outcome) -> dict[str, Scalar]:
-    """Fail the job where an iteration was wrong or memory grew; what W&B's summary says of the soak."""
+    """Fail the job if an iteration was wrong or memory grew; returns the soak's part of W&B's summary."""
     _print(soaking.lines(outcome.soak))
-    found = soaking.soaked(outcome.soak)
-    if wrong := [one for one in found if one.num_wrong]:
+    soaked = soaking.soaked(outcome.soak)
+    if wrong := [one for one in soaked if one.num_wrong]:
         named = "; ".join(f"{one.num_wrong} of {one.iterations}, first {one.first_wrong}, {one.name}" for one in wrong)
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"iterations of the soak are wrong: {named}")
-    if growing := [one for one in found if one.grows]:
+    if growing := [one for one in soaked if one.grows]:
         named = "; ".join(f"{(one.growth_bytes or 0) / 2**20:+.0f} MiB, {one.name}" for one in growing)
         outcome.end("memory_growth", EXIT_CHECK_FAILED, f"the ranks' memory grows: {named}")
-    drifts = [abs(one.drift) for one in found if one.drift is not None]
+    drifts = [abs(one.drift) for one in soaked if one.drift is not None]
     return {
-        "soak/iterations": sum(one.iterations for one in found),
-        "soak/wrong": sum(one.num_wrong for one in found),
-        "soak/slow": sum(one.num_slow for one in found),
-        "soak/largest_growth_mib": max(one.growth_bytes or 0 for one in found) / 2**20,
+        "soak/iterations": sum(one.iterations for one in soaked),
+        "soak/wrong": sum(one.num_wrong for one in soaked),
+        "soak/slow": sum(one.num_slow for one in soaked),
+        "soak/largest_growth_mib": max(one.growth_bytes or 0 for one in soaked) / 2**20,
         **({"soak/largest_drift_pct": 100 * max(drifts)} if drifts else {}),
     }
 
