@@ -44,7 +44,7 @@ def virtual_scatter(num_ranks: int, form: str, delay: str = "none", *, calls: in
 def virtual_scatter_repeated(num_ranks: int, form: str, *, calls: int) -> int:
     """Elements in ``calls`` calls on the same normal data that differ from the first call's."""
     multiply = jax.jit(multiply_of(form, "scattered"))
-    lhs, rhs = _operands(0, num_ranks, SMALL_SHAPE, "normal")
+    lhs, rhs = _programs(num_ranks, SMALL_SHAPE, "normal", jnp.bfloat16)[0](0)
     first = multiply(lhs, rhs)
     return sum(int(jnp.sum(multiply(lhs, rhs) != first)) for _ in range(calls))
 
@@ -60,14 +60,22 @@ def multiply_of(form: str, delay: str, num_sms: int | None = None) -> Multiply:
 
 def judge(multiply: Multiply, num_ranks: int, form: Form, shape: Shape, *, calls: int, kind: str) -> int:
     """Wrong elements of any such function: not the exact sum of rounded integers, or outside the tolerance."""
+    operands, judge = _programs(num_ranks, shape, kind, form.partial_dtype)
+    multiply = jax.jit(multiply)
 
-    @jax.jit
-    def call(seed: Any) -> jax.Array:
-        lhs, rhs = _operands(seed, num_ranks, shape, kind)
-        judge = _num_different if kind == "integers" else _num_outside
-        return judge(multiply(lhs, rhs), lhs, rhs, form)
+    def call(seed: int) -> jax.Array:
+        lhs, rhs = operands(seed)
+        return judge(multiply(lhs, rhs), lhs, rhs)
 
     return sum(map(int, jax.block_until_ready([call(seed) for seed in range(calls)])))
+
+
+@functools.cache
+def _programs(num_ranks: int, shape: Shape, kind: str, partial_dtype: Any) -> tuple[Callable[..., Any], ...]:
+    # Compiled once for all tiles and delays.
+    judge = _num_different if kind == "integers" else _num_outside
+    operands = functools.partial(_operands, num_ranks=num_ranks, shape=shape, kind=kind)
+    return jax.jit(operands), jax.jit(functools.partial(judge, partial_dtype=partial_dtype))
 
 
 def _operands(seed: Any, num_ranks: int, shape: Shape, kind: str) -> tuple[jax.Array, jax.Array]:
@@ -76,12 +84,12 @@ def _operands(seed: Any, num_ranks: int, shape: Shape, kind: str) -> tuple[jax.A
     return lhs, jnp.stack([draw_rhs(kind, seed, rank, shape) for rank in range(num_ranks)])
 
 
-def _num_different(out: jax.Array, lhs: jax.Array, rhs: jax.Array, form: Form) -> jax.Array:
+def _num_different(out: jax.Array, lhs: jax.Array, rhs: jax.Array, partial_dtype: Any) -> jax.Array:
     num_ranks, _, n = out.shape
     partials = jnp.einsum("dmk,dkn->dmn", lhs, rhs, preferred_element_type=jnp.float32)
     partials = partials.reshape(num_ranks, num_ranks, -1, n)  # by sender and owner
     # Not a conversion there and back, which XLA may drop.
-    info = jnp.finfo(form.partial_dtype)
+    info = jnp.finfo(partial_dtype)
     rounded = lax.reduce_precision(partials, info.nexp, info.nmant)
     num_wrong = jnp.int32(0)
     for owner in range(num_ranks):
@@ -92,9 +100,9 @@ def _num_different(out: jax.Array, lhs: jax.Array, rhs: jax.Array, form: Form) -
     return num_wrong
 
 
-def _num_outside(out: jax.Array, lhs: jax.Array, rhs: jax.Array, form: Form) -> jax.Array:
+def _num_outside(out: jax.Array, lhs: jax.Array, rhs: jax.Array, partial_dtype: Any) -> jax.Array:
     num_ranks, _, n = out.shape
     all_k = jnp.moveaxis(lhs, 0, 1).reshape(lhs.shape[1], -1), rhs.reshape(-1, n)
-    options = {"num_ranks": num_ranks, "partial_dtype": form.partial_dtype}
+    options = {"num_ranks": num_ranks, "partial_dtype": partial_dtype}
     found = reference.compare_reduced(out.reshape(-1, n), *all_k, **options)
     return found.num_wrong + ~(found.relative_error <= found.relative_tolerance)
