@@ -76,9 +76,15 @@ def scatter_smem_types(
     lhs_smem = operands(num_slots, config.cta_tile_m, config.tile_k)
     rhs_smem = operands(num_slots, config.tile_k, config.cta_tile_n)
     views = [{"lhs_smem": lhs_smem, "rhs_smem": rhs_smem}]
-    staged = NUM_COMPUTE_WARPGROUPS, config.num_epilogue_slots
+
+    def staging(dtype: Any) -> Any:
+        # Slots of the widest type, so that a warpgroup has the same memory in both views: the other one's copies may
+        # still read theirs.
+        num_pieces = config.num_epilogue_slots * widest // jnp.dtype(dtype).itemsize
+        return pieces(NUM_COMPUTE_WARPGROUPS, num_pieces, dtype=dtype)
+
     types = {
-        "out_smem": pieces(*staged, dtype=out_dtype),
+        "out_smem": staging(out_dtype),
         "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=num_slots),  # lhs and rhs, or a piece for each warpgroup
         "released": plgpu.Barrier(num_arrivals=NUM_COMPUTE_WARPGROUPS, num_barriers=num_slots),
     }
@@ -105,7 +111,7 @@ def scatter_smem_types(
             "sent": plgpu.Barrier(num_arrivals=1, num_barriers=NUM_STAGED),
         }
         if jnp.dtype(partial_dtype) != jnp.dtype(out_dtype):
-            partial_smem = pieces(*staged, dtype=partial_dtype)
+            partial_smem = staging(partial_dtype)
             if overlaid:  # A tile is either sent or stored.
                 out_smem = types.pop("out_smem")
                 types["staging_views"] = plgpu.RefUnion({"out_smem": out_smem}, {"partial_smem": partial_smem})
@@ -275,7 +281,6 @@ class ScatterCta(Cta):
     def add_and_store(self, acc_ref: Ref, i: Int, row: Int, column: Int) -> None:
         """Add the partial sums of an own tile to its accumulator, slot by slot, and store the sum."""
         first_load = self.first_load(i) + self.protocol.num_k_steps
-
         acc, num_span_pieces = acc_ref[...], self.span_columns // self.columns
         for number, (m, n) in enumerate(self.spans()):
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 
 import jax
@@ -20,7 +21,7 @@ import cmkernel
 from cmkernel import hardware, mosaic_gpu_cta, ring
 from cmkernel.config import MatmulDimension, ScatterKernelConfig
 from cmkernel.mosaic_gpu_scatter import local_matmul_reduce_scatter, ring_matmul_reduce_scatter
-from cmkernel.mosaic_gpu_scatter_cta import ScatterCta
+from cmkernel.mosaic_gpu_scatter_cta import ScatterCta, scatter_smem_types
 from cmkernel.scatter_model import modelled_scatter_us, scatter_heuristic_config
 from cmkernel.virtual_ring import virtual_ring_matmul_reduce_scatter
 
@@ -340,3 +341,18 @@ def test_the_model_is_near_looped_times(shape, num_ranks, measured_us):
     config = ScatterKernelConfig()
     assert modelled_scatter_us(config, **sizes) == pytest.approx(measured_us, rel=0.1)
     assert modelled_scatter_us(scatter_heuristic_config(**sizes), **sizes) <= modelled_scatter_us(config, **sizes)
+
+
+@pytest.mark.parametrize(("out_dtype", "partial_dtype"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)])
+def test_a_warpgroup_stages_in_the_same_memory_whatever_the_type(out_dtype, partial_dtype):
+    """A tile to store may come while the other warpgroup's copies still read a tile to send."""
+    types = scatter_smem_types(
+        ScatterKernelConfig(),
+        communicates=True,
+        dtype=jnp.bfloat16,
+        out_dtype=out_dtype,
+        partial_dtype=partial_dtype,
+        overlaid=False,
+    )
+    sizes = [math.prod(ref.shape[1:]) * ref.dtype.itemsize for ref in (types["out_smem"], types["partial_smem"])]
+    assert sizes[0] == sizes[1]
