@@ -64,7 +64,7 @@ class Ledger:
             return [row for row in self._outcome.rows if row.island == island]
 
     def take(self, rows: Sequence[Row], members: Sequence[Member]) -> None:
-        """Take rows that ``members`` measured together: those of a case, or of a round of the tuner.
+        """Take rows that ``members`` measured together: for one case, or in one round of the tuner.
 
         Raises:
           InfrastructureError: a row can't be written to the journal; the rows before it are in all places.
