@@ -126,6 +126,9 @@ def _run_hydra(job: Job, session: _Session) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         task()
+    except BrokenPipeError:
+        # The reader of --help is gone (`| head`).
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     except (HydraException, OmegaConfBaseException) as error:
         session.whole.end("usage_error", EXIT_USAGE, _in_one_line(error))
     except SystemExit as error:

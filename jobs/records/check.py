@@ -29,17 +29,9 @@ class RankCheck:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """Check over all ranks; it passed if it passed on every rank."""
+class Check(RankCheck):
+    """Check over all ranks: passed if it passed on every rank."""
 
-    passed: bool
-    calls: int
-    num_elements: int
-    num_wrong: int
-    max_error: float
-    relative_error: float
-    relative_tolerance: float
-    integers_exact: bool
     failed_ranks: tuple[int, ...] = ()
 
     @classmethod

@@ -22,6 +22,8 @@ QUICK = (
     "check.calls=1",
     "wandb=disabled",
     "results.report=false",
+    # A busy machine may need more than the default of 8 s.
+    "cluster.connect_timeout_s=60",
 )
 
 

@@ -170,7 +170,7 @@ def test_killed_raylet_and_a_node_that_joins_late(cluster, tmp_path):
     found_s, line = job.await_log("restart 1 of 2: ")
     assert "rank 1 on h2" in line
     assert found_s - killed_s < DETECTION_S
-    _, waiting = job.await_log("waiting up to cluster.placement_timeout_s=60 for nodes to join: ")
+    _, waiting = job.await_log("waiting up to cluster.placement_timeout_s=60 s for nodes to join: ")
     assert "needs 2 CPUs on any hosts, but there is room for 1: h1" in waiting
     host.start_raylet()
     job.finish()
@@ -284,7 +284,7 @@ def test_out_of_capacity_at_start(cluster, tmp_path):
 def test_a_node_joins_while_the_job_waits_to_start(cluster, tmp_path):
     host = cluster.hosts[2]
     job = Job(cluster, tmp_path / "run", *SMALL, "problem.m_shard=32", "cluster.num_ranks=3")
-    job.await_log("waiting up to cluster.placement_timeout_s=60 for nodes to join: ")
+    job.await_log("waiting up to cluster.placement_timeout_s=60 s for nodes to join: ")
     host.start_raylet()
     try:
         job.finish()

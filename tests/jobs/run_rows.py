@@ -2,9 +2,22 @@
 
 import dataclasses
 
+from jobs.records.check import Check
 from jobs.records.row import Row
 from jobs.results.disk.recorded_run import RecordedRun, read_run
 from tests.paths import ROOT
+
+PASSED = Check(
+    passed=True,
+    calls=4,
+    num_elements=1024,
+    num_wrong=0,
+    max_error=0.01,
+    relative_error=1e-3,
+    relative_tolerance=2e-3,
+    integers_exact=True,
+)
+"""The check of a row that is right."""
 
 BENCHMARKS = ROOT / "benchmarks"
 ARTICLE = BENCHMARKS / "2026-11-29_article_2xH200"

@@ -6,21 +6,11 @@ import json
 import numpy as np
 
 from jobs.records.case import Case
-from jobs.records.check import Check
 from jobs.records.row import Row
 from jobs.records.statistics import Spread
 from jobs.results.disk.json_safe import json_safe
+from tests.jobs.run_rows import PASSED
 
-PASSED = Check(
-    passed=True,
-    calls=4,
-    num_elements=1024,
-    num_wrong=0,
-    max_error=0.01,
-    relative_error=1e-3,
-    relative_tolerance=2e-3,
-    integers_exact=True,
-)
 ENVIRONMENT = {
     "git_sha": "0123456789abcdef",
     "versions": {"python": "3.12.3", "jax": "0.11.2"},

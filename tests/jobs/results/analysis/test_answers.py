@@ -3,22 +3,12 @@ import dataclasses
 import pytest
 
 from jobs.records.case import Case
-from jobs.records.check import Check
 from jobs.records.row import Row, spreads
 from jobs.results.analysis.answers import Answer, answers
 from jobs.results.analysis.rounds import changes
+from tests.jobs.run_rows import PASSED
 
 CASE = Case(name="tiny", m_shard=64, k=128, n_shard=64, dtype="float32", num_ranks=2)
-PASSED = Check(
-    passed=True,
-    calls=1,
-    num_elements=1,
-    num_wrong=0,
-    max_error=0.0,
-    relative_error=0.0,
-    relative_tolerance=1e-3,
-    integers_exact=True,
-)
 FAILED = dataclasses.replace(PASSED, passed=False, num_wrong=1, failed_ranks=(1,))
 
 
