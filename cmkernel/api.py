@@ -35,8 +35,8 @@ def all_gather_matmul(
 ) -> Float[Array, "*batch m n_shard"]:
     """Compute ``all_gather(lhs, axis=-2) @ rhs`` over mesh axis ``axis_name``, inside ``jax.shard_map``.
 
-    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]``, both f16, bf16 or f32 (the ``mosaic_gpu`` kernels take no
-    f32); result ``[axis_size * m_shard, n_shard]`` in ``out_dtype``, accumulated in float32 and rounded once. Rank
+    Per rank: lhs ``[m_shard, k]``, rhs ``[k, n_shard]``, both f16, bf16 or f32 (not f32 with the ``mosaic_gpu``
+    kernels); result ``[axis_size * m_shard, n_shard]`` in ``out_dtype``, accumulated in float32 and rounded once. Rank
     ``i`` contributes rows ``[i * m_shard, (i + 1) * m_shard)``. ``jax.shard_map`` needs ``check_vma=False``.
 
     With a batch, lhs ``[batch, m_shard, k]`` gives ``[batch, axis_size * m_shard, n_shard]``, with the same row order
@@ -51,26 +51,26 @@ def all_gather_matmul(
     Args:
       lhs: This rank's rows of the left operand.
       rhs: This rank's columns of the right operand.
-      axis_name: Mesh axis that the rows of lhs are sharded over, or two axes, (host axis, device axis), where the
-        second one holds the ranks of a host. The ``mosaic_gpu`` kernels need a single axis over all devices.
+      axis_name: Mesh axis that the rows of lhs are sharded over, or two axes, (host axis, device axis), of which
+        the second one holds the ranks of a host. The ``mosaic_gpu`` kernels need a single axis over all devices.
       implementation: ``mosaic_gpu`` (one Pallas kernel, Hopper), ``mosaic_gpu_simple`` (its readable form),
         ``ppermute`` (portable ring), ``ppermute_two_level`` (portable ring over hosts: ``cmkernel.ring.TwoLevelRing``)
-        and ``xla`` (all-gather, then matmul) run exactly that or raise. ``auto`` takes what the cost model expects to
-        be fastest, and logs why. Where ``mosaic_gpu`` can run, it takes that or a faster one (``xla`` for few rows);
-        elsewhere one of the portable rings. With a ``config`` it takes ``mosaic_gpu`` wherever that can run.
+        and ``xla`` (all-gather, then matmul) run exactly that or raise. ``auto`` chooses what the cost model expects
+        to be fastest, and logs why. If ``mosaic_gpu`` can run, it chooses that or a faster one (``xla`` for few rows),
+        otherwise one of the portable rings. With a ``config`` it chooses ``mosaic_gpu`` whenever that can run.
       config: ``KernelConfig`` for ``mosaic_gpu``, ``SimpleKernelConfig`` for ``mosaic_gpu_simple``, ``PpermuteConfig``
         for ``ppermute``. By default chosen from the shape: ``cmkernel.tuned``.
       table: Tuned configs to choose from, by default those shipped with this package. Must be the same on every rank.
       devices_per_host: Ranks per host, for a single axis that runs host by host. A host is what NVLink joins, so
-        ``mosaic_gpu`` runs on one host only. ``None``: unknown; ``auto`` then takes the flat ring.
-      links: Bandwidths by which ``auto`` chooses between the portable rings, by default ``cost.default_links``.
+        ``mosaic_gpu`` runs on one host only. ``None``: unknown; ``auto`` then uses the flat ring.
+      links: Bandwidths that ``auto`` uses to choose between the portable rings, by default ``cost.default_links``.
       out_dtype: Dtype of the result: the operands' (the default) or float32 (not with ``mosaic_gpu_simple``).
-      save_gathered_lhs: Where the gradient gets the gathered lhs. ``False`` keeps lhs and gathers it again in the
-        backward pass: one more all-gather, which may overlap with the multiply for ``d_lhs``. ``True`` keeps the
-        gathered lhs, at ``axis_size`` times the memory. No implementation communicates more for it: ``xla`` has it
-        anyway, and the rings copy it once from the shards they received. Under ``jax.checkpoint`` the kept array comes
-        from the repeated forward pass and lives only until the end of that layer's backward pass, so ``True`` is cheap
-        there.
+      save_gathered_lhs: Keep the gathered lhs for the backward pass instead of gathering it again. ``False`` (the
+        default) keeps only this rank's lhs and costs one more all-gather, which may overlap with the multiply for
+        ``d_lhs``. ``True`` needs ``axis_size`` times the memory. Keeping it costs no extra communication: ``xla``
+        already has it, and the rings copy it once from the shards they received. Under ``jax.checkpoint`` the kept
+        array comes from the repeated forward pass and lives only until the end of that layer's backward pass, so
+        ``True`` is cheap there.
       partial_dtype: What the reduce-scatter for ``d_lhs`` sends: float32 (the default), in which ``d_lhs`` is summed in
         float32 over all ranks and rounded once, or the operands' dtype. That halves the bytes and rounds each rank's
         partial sum once more, which moves ``d_lhs`` by at most ``u sum_r |partial_r|``, ``u`` being the unit roundoff
@@ -79,7 +79,7 @@ def all_gather_matmul(
     Raises:
       ValueError: The operands or ``config`` break a rule. The message names the value and the rule.
       NotImplementedError: ``implementation`` can't run here, on these dtypes or on this mesh. jax raises it at lowering
-        when a ``mosaic_gpu`` kernel, named or taken by ``auto``, runs over a mesh whose devices aren't in the order of
+        when a ``mosaic_gpu`` kernel, named or chosen by ``auto``, runs over a mesh whose devices aren't in the order of
         their ids.
     """
     choice = choose_implementation(

@@ -1,4 +1,4 @@
-"""Gangs of a job or of one island, one after the other: a fresh gang finishes what a lost one left."""
+"""Gangs of a job or of one island, one after the other: a fresh gang finishes what a lost one left undone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Attempts:
 
         Raises:
           GangLost: more gangs were lost than ``cluster.max_restarts`` allows.
-          NoCapacity: the cluster doesn't have, or no longer has, the resources of a gang.
+          NoCapacity: the cluster doesn't have, or no longer has, the resources for a gang.
           UsageError, RankFailed, InfrastructureError: the program failed; it would fail on a fresh gang too.
         """
         while (cases := self._unfinished()) or self._to_soak():

@@ -46,7 +46,7 @@ class Benchmark:
         """
         measurement = self._measurement
         measurement.begin(Step(case, "inputs"))
-        # `auto` may take an implementation that is also a baseline: one row serves both.
+        # `auto` may choose an implementation that is also a baseline: one row serves both.
         plan: dict[str, tuple[Opened, Request]] = {}
         for opened, request in zip(measurement.open(case, self._requests), self._requests, strict=True):
             plan.setdefault(opened.implementation, (opened, request))
@@ -79,7 +79,7 @@ class Benchmark:
         yield [row for row in measurement.with_derived(made) if (row.case, row.implementation) not in written]
 
     def timeline(self, case: Case, names: Sequence[str]) -> list[list[dict[str, Any]]]:
-        """Device steps of each rank in one call of ``mosaic_gpu``; empty if it didn't run, or on a single rank."""
+        """Device steps of each rank in one call of ``mosaic_gpu``; empty if it didn't run or there is only one rank."""
         if RING not in names or case.num_ranks == 1 or not self._timing.timeline:
             return []
         by_rank = self._ranks.stamp(case)
@@ -92,7 +92,7 @@ class Benchmark:
         return [[dataclasses.asdict(step) for step in steps] for steps in timeline]
 
     def _announce(self, case: Case, opened: Opened, request: Request) -> None:
-        """Announce a refusal, a choice of ``auto``, and options that don't apply."""
+        """Report what a request resolved to when that isn't obvious."""
         announce = self._measurement.announce
         if not opened.runs:
             announce(f"{case}: {opened.implementation} can't run: {opened.reason}")

@@ -12,7 +12,7 @@ from jobs.records.check import Check
 from jobs.records.row import RowSummary
 from jobs.results.analysis.rounds import complete_rounds
 
-# Prefix of the reason of a candidate whose gang died; it is never retried.
+# Start of the reason for a candidate whose gang died; it is never retried.
 LOST = "the gang was lost with it"
 
 
@@ -46,6 +46,6 @@ class Candidate:
 
 
 def configs_done(rows: Sequence[RowSummary]) -> list[dict[str, Any] | None]:
-    """Configs of one case that need no further turn: measured in a complete round, or lost with their gang."""
+    """Configs of one case that need no further turn: measured in a complete round, or lost together with their gang."""
     lost = [row for row in rows if row.check is None and (row.reason or "").startswith(LOST)]
     return [row.config for of_round in [*complete_rounds(rows), lost] for row in of_round]

@@ -21,7 +21,7 @@ MAX_REPORTED_MIB = 256
 
 
 def conclude(settings: Settings, outcome: Outcome) -> None:
-    """Judge all rows, write the report and finish the W&B run; a signal after that changes nothing."""
+    """Judge all rows, write the report and hand everything to W&B. Signals are ignored after that."""
     more: dict[str, Scalar] = {}
     with outcome.recording():
         more = judge(outcome, settings)
@@ -42,7 +42,7 @@ def conclude(settings: Settings, outcome: Outcome) -> None:
 
 
 def _report(outcome: Outcome) -> dict[Path, str]:
-    """Write report.html; return its pictures as PNG files with their captions.
+    """Write report.html; return the PNG files of its pictures with their captions.
 
     Any error is logged and doesn't change how the job ends.
     """

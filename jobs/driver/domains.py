@@ -1,4 +1,4 @@
-"""Requests adapted to the NVLink domains that a gang's ranks are in."""
+"""Requests, adapted to the NVLink domains of a gang's ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_NAMED = 8
 
 
 def fit_requests(requests: Sequence[Request], ranks: Ranks) -> tuple[list[Request], str | None]:
-    """Requests that these ranks can run, and the reason if they differ from ``requests``.
+    """Return the requests that these ranks can run, and the reason if they differ from ``requests``.
 
     This is decided once Ray has placed the ranks. Only ``auto`` ever changes: over domains of different sizes it
     becomes ``ppermute``. Over domains of one size ``auto`` itself chooses between the rings.

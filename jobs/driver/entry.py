@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Job = Callable[["DictConfig", Outcome], None]
-"""Runs a composed config and records its end in the outcome; slow imports wait until it is called."""
+"""Runs a composed config and records its end in the outcome; it makes its slow imports when it is called."""
 
 _own_folders: list[str] = []
 """Temporary folders that this process made, for ``leave`` to remove."""
@@ -89,7 +89,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _keep_temporary_files_together() -> None:
-    """Send temporary files of libraries to one folder, which ``leave`` removes: they do so only on a normal exit."""
+    """Send libraries' temporary files to one folder, which ``leave`` removes: libraries do so only on a normal exit."""
     # Without a usable temporary folder the libraries that need one say so.
     with contextlib.suppress(OSError):
         tempfile.tempdir = tempfile.mkdtemp(prefix="cmkernel-")

@@ -53,7 +53,7 @@ class Examination:
     findings: list[Finding] = dataclasses.field(default_factory=list)
 
     def failures(self) -> list[Finding]:
-        """Findings that must be mended before a job runs."""
+        """Findings that must be fixed before a job runs."""
         return [finding for finding in self.findings if finding.verdict is Verdict.fail]
 
 
@@ -75,7 +75,7 @@ def examine(config: DictConfig, outcome: Outcome) -> None:
 
 
 def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
-    """Examine everything, the cheapest first."""
+    """Examine everything, the cheapest things first."""
     num_ranks = default_num_ranks(cluster, settings.cluster)
     driver = driver_versions(host_facts(cluster.nodes[0].ip, with_gpus=False).versions)
     with Examiners(cluster.nodes) as examiners:
@@ -97,7 +97,7 @@ def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
 
 
 def _gpus(cluster: Cluster, hosts: Sequence[HostFacts], names_kernel: bool) -> list[Finding]:
-    """Findings of every GPU, each once: raylets of one machine may see the same GPUs."""
+    """Report each GPU once: raylets on one machine may see the same GPUs."""
     findings, known = [], set()
     for host in hosts:
         new = [gpu for gpu in host.gpus if gpu.uuid not in known]
@@ -113,7 +113,7 @@ def _gpus(cluster: Cluster, hosts: Sequence[HostFacts], names_kernel: bool) -> l
         findings.append(Finding("GPUs", "the cluster", "none: ranks run on CPUs", Verdict.unknown))
     elif len(known) < cluster.num_gpus:
         counts = f"Ray counts {cluster.num_gpus}, NVML finds {len(known)}"
-        mend = "nvidia-smi -L on each host; several raylets of a host each need CUDA_VISIBLE_DEVICES of their own"
+        mend = "nvidia-smi -L on each host; several raylets on one host each need their own CUDA_VISIBLE_DEVICES"
         findings.append(Finding("GPUs", "the cluster", counts, Verdict.fail, mend))
     return findings
 
@@ -131,7 +131,7 @@ def _tcp(examiners: Examiners, seen: Examination) -> list[Finding]:
 def _look_at_links(cluster: Cluster, settings: Settings, num_ranks: int, seen: Examination) -> None:
     """Measure NCCL between GPUs and check its version; a gang that doesn't start is a finding."""
     if failures := seen.failures():
-        reason = f"not measured: mend {failures[0].check} on {failures[0].where} first"
+        reason = f"not measured: fix {failures[0].check} on {failures[0].where} first"
         seen.findings.append(Finding("GPU links", "the cluster", reason, Verdict.unknown))
         return
     try:

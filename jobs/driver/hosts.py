@@ -1,4 +1,4 @@
-"""Fitness of a cluster's hosts for a job, as far as a quick look shows it."""
+"""Quick checks that a cluster's hosts are fit for a job."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ logger = logging.getLogger(__name__)
 def refuse_unfit_hosts(cluster: Cluster) -> dict[str, str]:
     """Check the hosts' versions and shared memory, log warnings, and return the versions that all hosts have.
 
-    GPUs and host names matter only where ranks are: the gang checks them once the ranks are placed.
+    Checks that depend on where ranks run (their GPUs, their hosts' names) are left to the gang.
 
     Raises:
-      InfrastructureError: a host has other versions than the driver, or doesn't answer; the error names host and cure.
+      InfrastructureError: a host's versions differ from the driver's, or it doesn't answer; the error names the host
+        and says what to do.
     """
     driver = host_facts(cluster.nodes[0].ip, with_gpus=False)
     versions = driver_versions(driver.versions)

@@ -1,4 +1,4 @@
-"""Judgement of a job's rows and its soak: the lines at its end, and the failures of checks."""
+"""Judgement of a job's rows and its soak: the lines at the end of a job, and its verdict."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jobs.results.wandb.metrics import Scalar
 
 
 def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
-    """Print the summary of a job and record failed checks in ``outcome``.
+    """Print the verdict and record it in ``outcome``.
 
-    Returns what W&B's summary has on restarts, islands and the soak.
+    Return the W&B summary entries for restarts, islands and the soak.
     """
     failed = [row for row in outcome.rows if row.failed]
     if failed:
@@ -35,7 +35,7 @@ def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
 
 
 def _judge_islands(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
-    """Rank islands and ranks, and fail the job if one is an outlier; returns their part of W&B's summary."""
+    """Rank islands and ranks, and fail the job if one is an outlier; return their W&B summary entries."""
     ranking = standings(outcome.rows, outlier_z=settings.cluster.outlier_z)
     _print(ranking.lines())
     if outliers := ranking.outliers:
@@ -46,7 +46,7 @@ def _judge_islands(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
 
 
 def _judge_soak(outcome: Outcome) -> dict[str, Scalar]:
-    """Fail the job if an iteration was wrong or memory grew; returns the soak's part of W&B's summary."""
+    """Fail the job if an iteration was wrong or memory grew; return the soak's W&B summary entries."""
     _print(soaking.lines(outcome.soak))
     soaked = soaking.soaked(outcome.soak)
     if wrong := [one for one in soaked if one.num_wrong]:

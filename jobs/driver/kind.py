@@ -28,5 +28,5 @@ class Kind:
     steps: Callable[[Case, Sequence[Request], Settings, str], list[Step]]
     """All steps of a case on a kind of device, assuming that none is skipped."""
     runner: Callable[[Measurement, Sequence[Request], Path], Runner]
-    """Makes the function that measures cases on one gang; the path is that of the table for winners."""
+    """Makes the function that measures cases on one gang; the path is where the table of winners goes."""
     writes_table: bool = False

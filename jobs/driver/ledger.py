@@ -1,4 +1,4 @@
-"""Ledger of a job: its gangs, each in its own thread, hand over rows and report steps here."""
+"""Thread-safe place where a job's gangs deliver rows and report progress."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class Ledger:
-    """Sends every row to the journal, to W&B and to the table, in this order; ``outcome`` keeps a summary.
+    """Sends every row to the journal, to W&B and to the table, in that order; ``outcome`` keeps a summary.
 
-    Rows that were measured together are taken as a whole: a signal takes effect before or after them, so all places
-    have the same rows. Raw samples don't stay in the driver's memory.
+    Rows that were measured together are taken as a whole: a signal takes effect before or after them, so all
+    of them have the same rows. Raw samples don't stay in the driver's memory.
 
     Args:
       journal: journal of the run directory, open.
@@ -64,11 +64,11 @@ class Ledger:
             return [row for row in self._outcome.rows if row.island == island]
 
     def take(self, rows: Sequence[Row], members: Sequence[Member]) -> None:
-        """Take rows that ``members`` measured together: those of a case, or of a round of the tuner.
+        """Take rows that ``members`` measured together: for one case, or in one round of the tuner.
 
         Raises:
-          InfrastructureError: a row can't be written to the journal; the rows before it are everywhere.
-          JobStopped: a signal arrived meanwhile; all rows are everywhere.
+          InfrastructureError: a row can't be written to the journal; the rows before it are in all places.
+          JobStopped: a signal arrived meanwhile; all rows are in all places.
         """
         with self.lock, signals_held():
             for row in rows:
@@ -90,7 +90,7 @@ class Ledger:
 
         Raises:
           InfrastructureError: the slice can't be written to its journal.
-          JobStopped: a signal arrived meanwhile; the slice is everywhere.
+          JobStopped: a signal arrived meanwhile; the slice is recorded.
         """
         with self.lock, signals_held():
             assert self._soak_journal is not None
@@ -114,7 +114,7 @@ class Ledger:
             self._progress.note(line)
 
     def expect(self, plan: Sequence[Step], island: str | None) -> None:
-        """Replace the steps that are still ahead of ``island`` with ``plan``."""
+        """Replace the previous gang's remaining steps with those that the new gang of ``island`` will run."""
         with self.lock:
             self._progress.expect(plan, island)
 

@@ -103,7 +103,7 @@ class Measurement:
         )
 
     def with_derived(self, rows: Sequence[Row]) -> list[Row]:
-        """Add the figures that follow from headline times to the rows of one case."""
+        """Add the figures derived from headline times to the rows of one case."""
         headlines = {row.implementation: row.headline_us for row in rows}
         return [
             dataclasses.replace(
@@ -123,14 +123,14 @@ class Measurement:
         ]
 
     def first(self, reasons: Sequence[str | None]) -> str | None:
-        """First reason among the ranks, with the rank's name unless all ranks have the same."""
+        """First reason among the ranks, with the rank's name unless all ranks have the same reason."""
         for member, reason in zip(self.ranks.members, reasons, strict=True):
             if reason is not None:
                 return reason if all(r == reason for r in reasons) else f"{member}: {reason}"
         return None
 
     def _refusals(self, requests: Sequence[Request]) -> dict[str, str | None]:
-        """Reasons why implementations can't run on any case of this gang."""
+        """Reason, by implementation, why it can't run on any case of this gang."""
         names = {r.implementation for r in requests}
         refusals = {}
         if torch_fused.NAME in names:
@@ -146,7 +146,7 @@ class Measurement:
 
     @functools.cached_property
     def _torch_refusal(self) -> str | None:
-        """Reason why the ranks can't form a process group of torch; ``None`` once they have."""
+        """Reason why the ranks can't form a torch process group; ``None`` once they have."""
         members = self.ranks.members
         if len({member.node_id for member in members}) > 1:
             return "its symmetric memory joins the GPUs of one host, and the ranks are on several"
@@ -157,7 +157,7 @@ class Measurement:
         return self.first(self.ranks.join_torch(host, ready[0].port))
 
     def _agreed(self, by_rank: Sequence[Sequence[Opened]], requests: Sequence[Request], case: Case) -> list[Opened]:
-        """Programs that all ranks opened alike; ranks that differ would wait for each other for ever."""
+        """Programs that all ranks opened alike; ranks that differ would wait for each other forever."""
         agreed = []
         for request, of_ranks in zip(requests, zip(*by_rank, strict=True), strict=True):
             first = of_ranks[0]

@@ -41,7 +41,7 @@ class Naming:
 
     @property
     def own_run_dir(self) -> str | None:
-        """Name of the run directory if the config names none; ``None``: named by the time."""
+        """Name of the run directory if the config gives none; ``None``: it is named after the time."""
         return f"{self.submission}-{self.point}" if self.submission and self.point is not None else self.submission
 
     def below(self, run_dir: str | None) -> str | None:
@@ -49,5 +49,5 @@ class Naming:
         return run_dir if run_dir is None or self.point is None else str(Path(run_dir) / self.point)
 
     def wandb_name(self, run_dir: Path) -> str:
-        """Name of the W&B run: the run directory's, or group and number for a point of a multirun."""
+        """Name of the W&B run: the run directory's name, or group and number for a point of a multirun."""
         return run_dir.name if self.point is None else f"{self.group}-{self.point}"

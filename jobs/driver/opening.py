@@ -33,7 +33,7 @@ class Job:
     naming: Naming
     run_dir: RunDir
     table: Table | None
-    """Tuned configs of ``kernel.table``; ``None``: the table that ships with cmkernel."""
+    """Tuned configs from ``kernel.table``; ``None``: the table that ships with cmkernel."""
 
     @property
     def winners_path(self) -> Path:
@@ -68,7 +68,7 @@ def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
 
 
 def _accepted(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings, Table | None]:
-    """Settings that the kind of job can have, with absolute paths of tables, and the table of ``kernel.table``."""
+    """Settings that the kind of job accepts, with absolute paths of tables, and the table from ``kernel.table``."""
     kind.refuse(settings)
     kernel, tuning = settings.kernel, settings.tuning
     if kernel.table is not None:
@@ -88,7 +88,7 @@ def _recorded_ranks(run_dir: RunDir) -> int | None:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Refuse a table that can't be written now, rather than after the first case has been measured."""
+    """Reject an unwritable table up front rather than after the first case has been measured."""
     if not path.parent.is_dir():
         raise UsageError(f"tuning.table={path}: {path.parent} isn't a folder")
     if path.exists():

@@ -25,7 +25,7 @@ _INSTALL = "run scripts/bench.sh, which makes an environment with all packages, 
 
 @dataclasses.dataclass
 class Outcome:
-    """Status, exit code, rows and places of a job's results; filled while it runs."""
+    """Status, exit code and rows of a job, and where its results are; filled in while it runs."""
 
     status: str = "ok"
     exit_code: int = EXIT_OK

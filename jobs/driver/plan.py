@@ -52,7 +52,7 @@ def resolve(job: Job, cluster: Cluster, rows: Sequence[RowSummary]) -> Plan:
     Refusals come in this order: capacity and islands, cases, implementations, rows of another job, hosts.
 
     Raises:
-      UsageError: the cluster can't run what the config asks for, or the rows are of another job.
+      UsageError: the cluster can't run what the config asks for, or the rows are from another job.
       NoCapacity: the cluster doesn't have enough GPUs or CPUs.
       InfrastructureError: a host isn't fit.
     """
@@ -62,7 +62,7 @@ def resolve(job: Job, cluster: Cluster, rows: Sequence[RowSummary]) -> Plan:
     cases = expand(resolve_problem(settings.problem, on_gpus=cluster.on_gpus), num_ranks)
     if strays := {row.case for row in rows} - set(cases):
         raise UsageError(
-            f"resume={settings.resume}: its journal has {min(map(str, strays))}, which is no case of problem="
+            f"resume={settings.resume}: its journal has {min(map(str, strays))}, which isn't a case of problem="
             f"{settings.problem.name} on this cluster"
         )
     refuse_unsupported(settings, cases, cluster)
@@ -82,7 +82,7 @@ def resolve(job: Job, cluster: Cluster, rows: Sequence[RowSummary]) -> Plan:
 
 
 def requests_of(settings: Settings, table: Table | None = None) -> tuple[Request, ...]:
-    """Requests of ``kernel.implementation`` and then of the baselines; ``table`` has their tuned configs."""
+    """Requests for ``kernel.implementation`` and then for the baselines; ``table`` has their tuned configs."""
     wanted = settings.kernel.implementation.value
     baselines = [name for name in settings.timing.baselines if name != wanted]
     target = Request(wanted, wanted, settings.kernel.config, table)

@@ -15,12 +15,12 @@ from jobs.results.terminal.steps import Step, burst_name, round_name
 
 
 def race(measurement: Measurement, case: Case, ready: Sequence[Candidate], prefix: str, number: int) -> None:
-    """Time the candidates burst by burst, in another order each time; the reference never drops out.
+    """Time the candidates burst by burst, in a different order each time; the reference never drops out.
 
     Args:
       measurement: measurement on the gang, with the case open.
       case: case to time.
-      ready: candidates whose chain is right, the reference first; they get the samples, or why they drop out.
+      ready: candidates whose chain is right, the reference first; each gets its samples, and a reason if it is dropped.
       prefix: text before a candidate's config in the progress line.
       number: number of the round.
     """
@@ -53,7 +53,7 @@ def check_fastest(measurement: Measurement, case: Case, raced: Sequence[Candidat
     Args:
       measurement: measurement on the gang, with the case open.
       case: case that was timed.
-      raced: candidates with samples, the reference first; one that fails loses its samples.
+      raced: candidates with samples, the reference first; one that fails the check loses its samples.
       number: number of the round.
     """
     measurement.begin(Step(case, round_name(number, "check")))

@@ -77,11 +77,11 @@ class Ranks:
         self._call("warm_up", name, calls, doing=f"warming up {name} on {case}")
 
     def try_chain(self, case: Case, name: str) -> list[str | None]:
-        """Compile and run a candidate's chain; returns the reason of a failure, or ``None``."""
+        """Compile and run a candidate's chain; returns the reason for a failure, or ``None``."""
         return self._call("try_chain", name, doing=f"compiling a candidate on {case}")
 
     def burst(self, case: Case, name: str, burst: int, timing: TimingSettings) -> list[dict[str, list[float]]]:
-        """Samples of one burst by the time's name."""
+        """Samples of one burst, by the name of the time."""
         return self._call("burst", name, burst, timing, doing=f"timing {name} on {case}")
 
     def profile(self, case: Case, names: Sequence[str], calls: int) -> list[dict[str, Profile]]:
@@ -114,7 +114,7 @@ class Ranks:
         return self._call("get_torch_ready", host, doing="importing torch")
 
     def join_torch(self, host: str, port: int) -> list[str | None]:
-        """Join a process group of torch; returns the reason of a failure, or ``None``."""
+        """Join a torch process group; returns the reason for a failure, or ``None``."""
         return self._call("join_torch", host, port, doing="joining a process group of torch")
 
     def _call(self, method: str, *args: Any, doing: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""RESULT line: the last line of standard output, for programs, as ``ray job submit`` exits with 1 on any failure."""
+"""RESULT line for programs, the last of standard output, because ``ray job submit`` exits with 1 on any failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuner: measures candidates of a case in rounds, each with the heuristic's config, and records the winner."""
+"""Tuner: measures candidates for a case in rounds, each with the heuristic's config, and records the winner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jobs.results.terminal.steps import Step, round_name, tuning_steps
 
 
 class Tuner:
-    """Drives the ranks of a measurement through the candidates of one implementation.
+    """Drives the ranks of a measurement through the candidates for one implementation.
 
     Args:
       measurement: measurement on the gang.
@@ -45,7 +45,9 @@ class Tuner:
             self._implementation = "mosaic_gpu" if self._ranks.on_gpus else "ppermute"
 
     def run(self, case: Case, rows: Sequence[RowSummary] = ()) -> Iterator[list[Row]]:
-        """Measure the candidates that ``rows`` lacks, yield their rows round by round, then record the winner.
+        """Measure the candidates that no complete round in ``rows`` covers, then write the winner to the table.
+
+        Yields the rows of one round at a time.
 
         Raises:
           UsageError: the implementation can't run on this case.
@@ -78,7 +80,7 @@ class Tuner:
             yield measured
 
     def _configs(self, case: Case) -> list[Config]:
-        """Configs to measure: the heuristic's, the one of the table in use, then those of ``cmkernel.candidates``."""
+        """Configs to measure: the heuristic's, the one in the table in use, those from ``cmkernel.candidates``."""
         shape = self._shape(case)
         configs: list[Config] = []
         if self._implementation == "mosaic_gpu":
@@ -148,7 +150,7 @@ class Tuner:
         )
 
     def _record_winner(self, case: Case, rounds: Sequence[Sequence[RowSummary]]) -> None:
-        """Put the winner into the table: the heuristic's config, unless another one is faster by ``min_gain``."""
+        """Write the winner to the table: the heuristic's config, unless another one is faster by ``min_gain``."""
         won = winner(rounds, min_gain=self._tuning.min_gain)
         if won is None:
             self._measurement.announce(f"{case}: no config passed its check: nothing for the table")
@@ -186,7 +188,7 @@ def _refuse(settings: Settings) -> None:
     # One more executable: the single calls of the fastest candidate.
     if (tuning.round_size + 1) * fraction > 1:
         raise UsageError(
-            f"tuning.round_size={tuning.round_size} executables and one more don't fit beside each other, as each "
+            f"tuning.round_size={tuning.round_size} executables and one more don't fit in memory together: each "
             f"maps cluster.gpu_memory_fraction={fraction} of a GPU's memory; at most {int(1 / fraction) - 1} do"
         )
 

@@ -37,20 +37,20 @@ class Column:
     width: int
     text: Callable[[Row, int], str]
     meaning: str = ""
-    """One line of at most 80 characters; empty where the title says it all."""
+    """One line of at most 80 characters; empty if the title says it all."""
     left: bool = False
     roomy: int = 0
-    """Width where all columns are shown, if larger."""
+    """Width if all columns are shown and this is larger."""
 
     def cell(self, text: str) -> str:
-        """``text`` at the column's width; what doesn't fit is cut, so that the columns stay in line."""
+        """Return ``text`` at the column's width; what doesn't fit is cut, so that the columns stay aligned."""
         if len(text) > self.width:
             text = text[: self.width - 1] + "~"
         return text.ljust(self.width) if self.left else text.rjust(self.width)
 
 
 def _number(value: float | None, width: int, scale: float = 1.0, digits: int | None = None) -> str:
-    """About four digits, unless ``digits`` after the point are asked for; large values without a fraction."""
+    """Format with about four digits, unless ``digits`` after the point are asked for; large values have no fraction."""
     if value is None:
         return NONE
     value *= scale
@@ -145,7 +145,7 @@ assert set(TIMES) < {column.title for column in COLUMNS}
 
 @functools.cache
 def shown(view: View, *, islands: bool) -> tuple[Column, ...]:
-    """The columns of ``view``, the island's in front where there are ``islands``."""
+    """Return the columns of ``view``, with the island's in front if there are ``islands``."""
     columns = [*([ISLAND] if islands else []), *COLUMNS]
     if view.columns is Columns.all:
         return tuple(dataclasses.replace(column, width=max(column.width, column.roomy)) for column in columns)
@@ -158,5 +158,5 @@ def shown(view: View, *, islands: bool) -> tuple[Column, ...]:
 
 
 def line(columns: Sequence[Column], texts: Sequence[str], *, mark: str = " ") -> str:
-    """``texts`` in their columns."""
+    """Put ``texts`` into their columns."""
     return f"{mark} " + " ".join(column.cell(text) for column, text in zip(columns, texts, strict=True))

@@ -25,10 +25,10 @@ REFRESHES_PER_SECOND = 2
 
 
 class Progress:
-    """Show on ``stream``, while the ``with`` block runs, the current step, the time left and the best so far.
+    """Display on ``stream`` while the ``with`` block runs: the current step, the time left and the best so far.
 
-    Each island has its own track. Their steps add up; the time left is that of the slowest one. Only one thread at a
-    time may call.
+    Each island has its own track. Their steps add up; the time left is the slowest one's. Only one thread may
+    call at a time.
 
     Without a terminal a line appears at most once every ``PLAIN_INTERVAL_S``. It begins with ``#``, like every line of
     the table that isn't a row.
@@ -70,13 +70,13 @@ class Progress:
         return max((track.left_s(now_s) for track in tracks if not track.is_over), default=None)
 
     def expect(self, plan: Sequence[Step], island: str | None = None) -> None:
-        """Replace the steps that the last gang of ``island`` didn't reach by ``plan``, those of its next gang."""
+        """Replace the steps that the last gang of ``island`` didn't reach with ``plan``, the steps of its next gang."""
         self._tracks[island].expect(plan)
         if self._bar:
             self._bar.update(self._task, total=self._num_steps)
 
     def begin(self, step: Step, text: str, best: Best | None = None, island: str | None = None) -> None:
-        """Begin ``step``; the one before it is done, and those of the plan between the two are skipped.
+        """Begin ``step``; the one before it is done, and any planned steps between the two are skipped.
 
         Args:
           step: a later one of the plan; a step outside it counts as part of the one before.
@@ -107,7 +107,7 @@ class Progress:
         return width_of(self._stream)
 
     def note(self, line: str) -> None:
-        """Print a line of words at once, on a terminal wrapped between them; it stays."""
+        """Print a line of words at once, wrapped between words on a terminal; it stays."""
         for part in wrapped([line], terminal_width(self._stream)):
             self.print(part)
 

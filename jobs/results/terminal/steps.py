@@ -25,7 +25,7 @@ _ORACLE_SHARE_OF_PEAK = 1 / 20
 _UNKNOWN_DEVICE = cost.DeviceModel(peak_tflops=0.05, link_gbytes_per_s=1.0)
 # Fixed cost of a call: dispatch, and aligning the ranks before it.
 _CALL_US, _UNKNOWN_CALL_US = 100.0, 1000.0
-# Time to read a trace, and of the multiply before each profiled call.
+# Time to read a trace, and time for the multiply before each profiled call.
 _TRACE_S, _ALIGN_US = 1.0, 1500.0
 
 
@@ -40,7 +40,7 @@ class Step:
     """Name in the config; ``None``: the step isn't about one implementation."""
     expected_s: float = dataclasses.field(default=0.0, compare=False)
     is_exact: bool = dataclasses.field(default=False, compare=False)
-    """True where ``expected_s`` is given by a clock, not by the cost model."""
+    """True if ``expected_s`` is given by a clock, not by the cost model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Expected:
         return (num_calls * of_call_us + num_dispatched * overhead_us) * 1e-6
 
     def check_s(self, name: str, *, is_first: bool, calls: int) -> float:
-        """Time of one check with ``calls`` single calls, compilation included; the first of a case compiles more."""
+        """Time of one check with ``calls`` single calls, compilation included; a case's first check compiles more."""
         num_programs = _OWN_PROGRAMS + (_ORACLE_PROGRAMS if is_first else 0)
         oracle_s = (calls + _MORE_CHECKS) * self._times.local_us * 1e-6 / _ORACLE_SHARE_OF_PEAK
         num_calls = calls + 1 + 2 * self.settings.timing.chain_length
@@ -86,7 +86,7 @@ class _Expected:
 
 
 def steps_of(case: Case, implementations: Sequence[str], settings: Settings, device_kind: str) -> list[Step]:
-    """All steps of a case in order; a gang skips those of an implementation whose check fails."""
+    """All steps of a case in order; a gang skips the rest for an implementation whose check fails."""
     timing, expected = settings.timing, _Expected(case, settings, device_kind)
     steps = [Step(case, "inputs", None, _INPUT_PROGRAMS * _COMPILE_S)]
     for place, name in enumerate(implementations):
@@ -126,7 +126,7 @@ def tuning_steps(case: Case, implementation: str, settings: Settings, device_kin
 
 
 def soak_step(seconds: float = 0.0) -> Step:
-    """One step for all slices of a soak, as their number depends on the clock; ``seconds`` are left."""
+    """One step for all slices of a soak, because their number depends on the clock; ``seconds`` are left."""
     return Step(None, "soak", None, seconds, is_exact=True)
 
 
@@ -141,7 +141,7 @@ def burst_name(burst: int, bursts: int) -> str:
 
 
 def time_left_s(*, expected_s: float, done_expected_s: float, done_s: float, current_s: float = 0.0) -> float:
-    """Seconds left, with the error of the expectations so far corrected.
+    """Seconds left, corrected for the error of the expectations so far.
 
     Args:
       expected_s: expected time of the current step and all after it.
@@ -154,7 +154,7 @@ def time_left_s(*, expected_s: float, done_expected_s: float, done_s: float, cur
 
 
 def duration(seconds: float) -> str:
-    """``seconds`` for people: ``8 s``, ``4 min``, ``2 h 05 min``."""
+    """Format ``seconds`` for people: ``8 s``, ``4 min``, ``2 h 05 min``."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""Table on standard output, like that of nccl-tests: one line a row; every other line begins with ``#``."""
+"""Table on standard output, like that of nccl-tests: one line per row; every other line begins with ``#``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def header_lines(
         ``gpu_index``, ``gpu_uuid`` and ``driver_version``.
       versions: software versions by name.
       links: connection of the devices.
-      cases: the cases, each with its modelled times where the device has a model.
+      cases: the cases, each with its modelled times if the device has a model.
       island: name of the ranks' island; ``None``: these are all ranks.
     """
     hosts = list(dict.fromkeys(str(member["host"]) for member in members))
@@ -61,7 +61,7 @@ def header_lines(
 
 
 def device_lines(members: Sequence[Mapping[str, Any]], island: str | None = None) -> list[str]:
-    """Host and device of each rank, of an ``island`` or of the job; ``members`` as in ``header_lines``."""
+    """Host and device of each rank of an ``island`` or of the job; ``members`` as in ``header_lines``."""
     return [f"# Devices of island {island}" if island else "# Devices", *(_member_line(member) for member in members)]
 
 
@@ -84,7 +84,7 @@ def column_lines(view: View = DEFAULT_VIEW, *, islands: bool = False) -> list[st
     """Meaning of the columns that ``view`` shows, and their titles; ``islands``: the first one is the island."""
     columns = shown(view, islands=islands)
     titles = [column.title for column in columns]
-    explained = ["Times: the slowest rank's median in microseconds; - where not measured."]
+    explained = ["Times: the slowest rank's median in microseconds; - if not measured."]
     explained += [f"{column.title}: {column.meaning}" for column in columns if column.meaning]
     if hidden := [column.title for column in COLUMNS if column.title not in titles]:
         explained.append(f"Not shown: {', '.join(hidden)}; results.columns=all shows them.")
@@ -98,14 +98,14 @@ def column_lines(view: View = DEFAULT_VIEW, *, islands: bool = False) -> list[st
 
 
 def row_lines(row: Row, view: View = DEFAULT_VIEW, *, beside: Sequence[Row] = ()) -> list[str]:
-    """One row, and its config in a comment where rows of one implementation stand together.
+    """Format one row, followed by a comment with its config if the tuner or the user chose it.
 
-    In the place of its times a failed check has ``FAILED``, a baseline that can't run ``not run``.
+    Instead of times a failed check has ``FAILED``, and a baseline that can't run has ``not run``.
 
     Args:
       row: what to show.
       view: how the job shows its table.
-      beside: the rows that were measured together with it; those of a tuner are named by what differs.
+      beside: the rows that were measured together with it; a tuner's rows are named by how they differ.
     """
     columns = shown(view, islands=row.island is not None)
     text = line(columns, [column.text(row, column.width) for column in columns])
@@ -124,7 +124,7 @@ def _config(row: Row, view: View, beside: Sequence[Row]) -> str:
 
 
 def titles() -> list[tuple[str, str]]:
-    """Title and unit of each column, for other tables of the same."""
+    """Title and unit of each column, for other tables with the same columns."""
     return [(column.title, column.unit) for column in COLUMNS]
 
 
@@ -136,7 +136,7 @@ def cells(row: Row) -> list[str]:
 def footer_lines(
     rows: Sequence[AnyRow], width: int | None = None, *, min_gain: float = TuningSettings.min_gain
 ) -> list[str]:
-    """The verdict over all rows: failed checks, baselines that could not run, and the answer of each case."""
+    """The verdict on all rows: failed checks, baselines that could not run, and the answer for each case."""
     failed = [row for row in rows if row.failed]
     lines = ["#"]
     not_run = [row for row in rows if row.check is None]

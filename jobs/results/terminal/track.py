@@ -1,4 +1,4 @@
-"""Position of a job's or an island's gangs in their plan, and the time that the rest takes."""
+"""Position of a job's or an island's gangs in their plan, and the time left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobs.results.terminal.steps import Step, time_left_s
 
 
 class Track:
-    """The steps of gangs that follow one another; all times are seconds of one clock."""
+    """The steps of gangs that follow one another; all times are in seconds on one clock."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
@@ -35,12 +35,12 @@ class Track:
         return self._place is None and self._next == len(self._steps)
 
     def expect(self, plan: Sequence[Step]) -> None:
-        """Replace the steps that weren't reached by ``plan``, as a gang begins or ends."""
+        """Replace the steps that weren't reached with ``plan``, when a gang begins or ends."""
         self._steps[self._next :] = plan
         self._place = None
 
     def begin(self, step: Step, now_s: float) -> None:
-        """Begin ``step``; the one before it is done, and those between the two are skipped.
+        """Begin ``step``; the one before it is done, and any between the two are skipped.
 
         A step that isn't ahead in the plan counts as part of the one before it.
         """

@@ -14,7 +14,7 @@ _MIN_WIDTH = 40
 
 
 def width_of(stream: TextIO) -> int:
-    """Columns of the terminal behind ``stream``; ``LOG_WIDTH`` where there is none."""
+    """Columns of the terminal behind ``stream``; ``LOG_WIDTH`` if there is none."""
     return max(Console(file=stream).width, _MIN_WIDTH) if stream.isatty() else LOG_WIDTH
 
 
@@ -24,7 +24,7 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
-    """``lines``, each in as many lines as it needs: a comment goes on as an indented comment, no word is broken."""
+    """Break ``lines`` between words; a comment continues as an indented comment, and no word is broken."""
     if width is None:
         return list(lines)
     return [part for line in lines for part in _parts(line, width)]
