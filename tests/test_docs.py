@@ -121,13 +121,20 @@ def figures(rows, metric):
     return kernel, local, kernel / local, gather, gather / kernel, others
 
 
+SCATTER_HEADING = "## Matmul + reduce-scatter"
+LOOPED = re.compile(
+    r"looped D=(\d+) m_shard,k_shard,n=([\d,]+) .*: paced ([\d.]+) us, .* multiply alone ([\d.]+) .*"
+    r"ratio ([\d.]+), link over multiply ([\d.]+), 0 wrong"
+)
+
+
 def shown(time_us):
     return f"{time_us:.1f}" if time_us < 1000 else f"{time_us:.0f}"
 
 
-def tables(path):
+def tables(text):
     """Rows whose first cell ends with sizes and that hold figures, without their first cell."""
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) > 5 and (sizes := SIZES.search(cells[0])):
             yield (sizes[1], sizes[2] or "bf16"), cells[1:]
@@ -140,7 +147,7 @@ def rows_of(key):
 
 
 def test_the_readme_has_the_figures_of_its_rows():
-    found = list(tables(README))
+    found = list(tables(README.read_text()))
     assert len(found) == 14
     for key, cells in found:
         kernel, local, ratio, gather, speedup, _ = figures(rows_of(key), "in_graph_us")
@@ -148,7 +155,8 @@ def test_the_readme_has_the_figures_of_its_rows():
 
 
 def test_the_kernels_page_has_the_figures_of_its_rows():
-    found = list(tables(ROOT / "docs" / "kernel.md"))
+    page = (ROOT / "docs" / "kernel.md").read_text()
+    found = list(tables(page.partition(SCATTER_HEADING)[0]))
     assert len(found) == 19
     for key, cells in found:
         kernel, local, ratio, *_ = figures(rows_of(key), "kernel_us")
@@ -156,6 +164,22 @@ def test_the_kernels_page_has_the_figures_of_its_rows():
         kernel, local, ratio, gather, speedup, others = figures(rows_of(key), "in_graph_us")
         expected += [shown(kernel), shown(local), f"{ratio:.2f}", shown(gather), f"{speedup:.2f}", *map(shown, others)]
         assert cells == expected, key
+
+
+def test_the_kernels_page_has_the_looped_figures_of_reduce_scatter():
+    lines = (ROOT / "benchmarks" / "2026-12-01_looped_scatter_H200.txt").read_text().splitlines()
+    looped = {}
+    for line in lines:  # later lines are of the kernel that landed
+        if row := LOOPED.match(line):
+            ranks, sizes, kernel, alone, ratio, link = row.groups()
+            looped[sizes.replace(",", ", "), ranks] = [*map(shown, (float(kernel), float(alone))), ratio, link]
+    page = (ROOT / "docs" / "kernel.md").read_text()
+    found = list(tables(page.partition(SCATTER_HEADING)[2]))
+    assert len(found) == 10
+    for (sizes, _), (ranks, kernel, alone, ratio, link) in found:
+        expected = looped[sizes, ranks]
+        assert [kernel, alone, link] == [*expected[:2], expected[3]], sizes
+        assert ratio == f"{float(expected[2]):.2f}", sizes
 
 
 def test_documents_have_no_long_transcripts():
