@@ -77,9 +77,18 @@ nonce=$RANDOM-$RANDOM-$RANDOM
 commit=$(git -C "$root" describe --always --dirty --abbrev=40 --match= 2>/dev/null) || commit=''
 
 trap 'printf "submit.sh: %s keeps running; ray job stop %s ends it\n" "$id" "$id" >&2; exit 130' INT
-submitted=0
-"$ray" job submit "${address[@]}" "${no_wait[@]}" --submission-id "$id" --working-dir "$root" \
-  --metadata-json "{\"submit\": \"$nonce\", \"git_sha\": \"$commit\"}" --runtime-env-json "$runtime_env" -- python -m "$job" "$@" || submitted=$?
+errors=$(mktemp)
+trap 'rm -f "$errors"' EXIT
+deadline=$((SECONDS + 60))
+while true; do
+  submitted=0
+  "$ray" job submit "${address[@]}" "${no_wait[@]}" --submission-id "$id" --working-dir "$root" \
+    --metadata-json "{\"submit\": \"$nonce\", \"git_sha\": \"$commit\"}" --runtime-env-json "$runtime_env" \
+    -- python -m "$job" "$@" 2> >(tee "$errors" >&2) || submitted=$?
+  # A head that has just started takes jobs before it has an agent that runs them.
+  if ((submitted == 0 || SECONDS >= deadline)) || ! grep -q "No available agent" "$errors"; then break; fi
+  sleep 2
+done
 if ((${#no_wait[@]})); then exit "$submitted"; fi
 
 # `ray job submit` exits with 0 or 1, whatever the job's exit code.

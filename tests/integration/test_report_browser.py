@@ -6,6 +6,7 @@ import io
 import pytest
 from PIL import Image
 
+from jobs.records.environment import Environment
 from jobs.results.disk.recorded_run import read_run
 from jobs.results.report import write_report
 from tests.integration.browser import BINARY, browser
@@ -126,7 +127,7 @@ def test_failures_are_seen_and_hostile_texts_do_nothing(tmp_path):
     hostile = "</td><script>document.title='injected'</script><img src=x onerror=\"document.title='injected'\">"
     rows = article_rows()
     run = run_of(
-        [rows[0], failed(rows[1]), not_run(rows[2], hostile)], config=hostile, environment={"command": hostile}
+        [rows[0], failed(rows[1]), not_run(rows[2], hostile)], config=hostile, environment=Environment(command=hostile)
     )
     report = write_report([run], tmp_path)
     with browser(tmp_path / "profile") as page:
