@@ -84,18 +84,26 @@ if ((given)); then
   exec python -m pytest "$@"
 fi
 
-# Three pytest processes side by side: two that compute, and one that waits for Ray most of the time.
+# Several pytest processes side by side: some compute, and one waits for Ray most of the time.
 if $all; then echo "== pytest: all tests"; else echo "== pytest: the fast tests that need no GPU (--help)"; fi
 logs=$(mktemp -d)
 code=0
-declare -A pids
-python -m pytest tests/integration "$@" &>"$logs/integration" & pids[integration]=$!
-python -m pytest tests/jobs "$@" &>"$logs/jobs" & pids[jobs]=$!
+pids=()
+declare -A lanes=(
+  [integration]=tests/integration
+  [jobs]=tests/jobs
+  [kernels]="$(echo tests/cmkernel/test_mosaic*.py)"
+)
+for lane in "${!lanes[@]}"; do
+  read -ra paths <<<"${lanes[$lane]}"
+  python -m pytest "${paths[@]}" "$@" &>"$logs/$lane" &
+  pids+=($!)
+done
 trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
-python -m pytest --ignore tests/jobs --ignore tests/integration "$@" || code=$?
-for name in jobs integration; do
-  wait "${pids[$name]}" || code=$?
-  echo "== pytest tests/$name"
-  cat "$logs/$name"
+python -m pytest --ignore tests/jobs --ignore tests/integration --ignore-glob '*/test_mosaic*' "$@" || code=$?
+for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
+for lane in "${!lanes[@]}"; do
+  echo "== pytest ${lanes[$lane]}"
+  cat "$logs/$lane"
 done
 exit "$code"

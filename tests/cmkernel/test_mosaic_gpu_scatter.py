@@ -71,6 +71,7 @@ def check_rank(
         assert (sent[step] == blocks[ring.scattered_block(rank, step, num_ranks)].astype(partial_dtype)).all()
 
 
+SLOW = pytest.mark.slow
 # One rank, interpreted. Without `overlaid`, as memory with several views is all one to the race detector.
 
 
@@ -79,10 +80,10 @@ def check_rank(
     [
         pytest.param(SMALL, (2, 1, 128, 128, 128, 3), {}, id="two ranks"),
         pytest.param(SMALL, (4, 2, 136, 192, 192, 2), {"dtype": jnp.float16}, id="tiles over the edges"),
-        pytest.param(SMALL, (3, 0, 8, 64, 64, 2), {}, id="less than a tile"),
+        pytest.param(SMALL, (3, 0, 8, 64, 64, 2), {}, id="less than a tile", marks=SLOW),
         pytest.param(SMALL, (3, 0, 133, 100, 75, 2), {"partial_dtype": jnp.float32}, id="float32 partials, padded"),
-        pytest.param(SMALL, (2, 0, 133, 100, 75, 2), {"out_dtype": jnp.float32}, id="float32 result, padded"),
-        pytest.param(SMALL, (2, 1, 72, 64, 32, 2), {"out_dtype": jnp.float32}, id="one column of pieces"),
+        pytest.param(SMALL, (2, 0, 133, 100, 75, 2), {"out_dtype": jnp.float32}, id="float32 result", marks=SLOW),
+        pytest.param(SMALL, (2, 1, 72, 64, 32, 2), {"out_dtype": jnp.float32}, id="one column of pieces", marks=SLOW),
         pytest.param(
             ScatterKernelConfig(tile_m=128, tile_n=64, wg_dimension=N, tile_k=128, max_concurrent_steps=3),
             (2, 1, 264, 384, 256, 2),
@@ -94,8 +95,9 @@ def check_rank(
             (3, 1, 200, 160, 200, 1),
             {},
             id="odd number of epilogue pieces",
+            marks=SLOW,
         ),
-        pytest.param(ScatterKernelConfig(), (8, 5, 8, 64, 64, 3), {}, id="eight ranks"),
+        pytest.param(ScatterKernelConfig(), (8, 5, 8, 64, 64, 3), {}, id="eight ranks", marks=SLOW),
     ],
 )
 def test_a_rank_is_exact_and_free_of_races(config, sizes, types, capsys):
@@ -104,7 +106,11 @@ def test_a_rank_is_exact_and_free_of_races(config, sizes, types, capsys):
     assert RACE not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("types", [{}, {"partial_dtype": jnp.float32}, {"out_dtype": jnp.float32}], ids=str)
+@pytest.mark.parametrize(
+    "types",
+    [{"partial_dtype": jnp.float32}, *(pytest.param(t, marks=SLOW) for t in ({}, {"out_dtype": jnp.float32}))],
+    ids=str,
+)
 def test_a_rank_is_exact_where_memory_has_several_views(types):
     sizes = {"num_ranks": 3, "rank": 2, "m_shard": 136, "k": 128, "n": 192, "num_sms": 2}
     check_rank(**sizes, config=SMALL, **types, interpret=plgpu.InterpretGPUParams())
