@@ -12,7 +12,7 @@ from jobs.driver.outcome import Outcome
 from jobs.errors import JobStopped
 from jobs.results.disk.journal import JOURNAL_NAME
 from jobs.results.wandb.metrics import Scalar
-from jobs.signals import settle_signals
+from jobs.signals import raise_if_stopped, settle_signals
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ def conclude(settings: Settings, outcome: Outcome) -> None:
     if settings.results.report and outcome.rows and outcome.status != JobStopped.status:
         with outcome.recording():
             pictures = _report(outcome)
+            # Drawing runs callbacks and finalizers, which drop the exception of a signal.
+            raise_if_stopped()
     if outcome.wandb is None or outcome.wandb.mode is not WandbMode.online:
         # The rest takes a moment. An online upload may take longer, so a signal can still stop it.
         settle_signals()
