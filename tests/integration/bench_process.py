@@ -103,7 +103,7 @@ def finish(process: subprocess.Popen, *, timeout_s: float) -> Finished:
 
 
 def run(
-    *overrides: str, timeout_s: float = 240, job: str = "jobs.bench", root: Path = ROOT, **env: str | None
+    *overrides: str, timeout_s: float = 600, job: str = "jobs.bench", root: Path = ROOT, **env: str | None
 ) -> Finished:
     """The job, from start to end."""
     return finish(start(*overrides, job=job, root=root, **env), timeout_s=timeout_s)

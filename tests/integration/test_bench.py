@@ -31,7 +31,7 @@ def watched(tmp_path_factory):
     while process.poll() is None and left is None:
         if history(next((run_dir / "wandb").glob("offline-run-*"))):
             left = 6 - len(path.read_text().splitlines())
-    return finish(process, timeout_s=180), left
+    return finish(process, timeout_s=600), left
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.integration.bench_process import QUICK, ROOT, Finished, environment, 
 STUB = ROOT / "tests" / "jobs" / "data" / "nvml_stub.c"
 
 
-def examine(*overrides, timeout_s=120, **env):
+def examine(*overrides, timeout_s=300, **env):
     done = subprocess.run(
         [sys.executable, "-m", "jobs.doctor", *overrides],
         cwd=ROOT,
