@@ -531,7 +531,7 @@ class Cta:
 
         self.stamp(i, stamps.ENDED)
 
-    # What the operations do with a tile.
+    # Reduce-scatter overrides the next three methods.
 
     def first_load(self, i: Int) -> Int:
         """Number of the first load of tile ``i`` among all loads of this CTA."""

@@ -245,7 +245,7 @@ def record(
 
 
 def barriers(smem_types: dict[str, Any]) -> dict[str, int]:
-    """How many arrivals complete a phase of each barrier."""
+    """Return the number of arrivals that complete a phase of each barrier."""
     return {name: value[0] for name, value in smem_types.items() if isinstance(value, tuple)}
 
 

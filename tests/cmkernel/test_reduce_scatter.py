@@ -346,7 +346,7 @@ def test_a_layer_has_the_gradients_of_one_device(num_ranks, dtype, implementatio
         assert np.linalg.norm(np.asarray(a, np.float64) - b) <= limit * np.linalg.norm(b)
 
 
-# What it refuses, and what it chooses.
+# Refusals and choices.
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_every_call_gives_the_same_bits(one_gpu, form, num_calls, timeout_s):
 
 
 def product(lhs, rhs):
-    """What the virtual ranks compute, where nothing is rounded on the way."""
+    """Compute the expected result, without rounding the partial sums."""
     out = sum(reference.oracle(a, b) for a, b in zip(lhs, rhs, strict=True))
     return out.astype(lhs.dtype).reshape(len(rhs), -1, rhs.shape[-1])
 

@@ -21,6 +21,7 @@ from tests.integration import stick
 from tests.integration.bench_process import QUICK, ROOT, finish
 from tests.integration.hosts import hosts
 from tests.jobs.results.wandb.leet import history
+from tests.small_disk import small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -331,28 +332,23 @@ def test_stopped_and_killed_driver_and_resume(cluster, tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20k", "tmpfs", path], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"can't mount a tmpfs: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+def small(tmp_path):
+    with small_disk(tmp_path / "disk", "20k") as path:
+        yield path
 
 
-def test_full_disk_and_resume(cluster, small_disk):
-    job = Job(cluster, small_disk / "run", *MANY)
+def test_full_disk_and_resume(cluster, small):
+    job = Job(cluster, small / "run", *MANY)
     full = job.finish()
     assert full.code == 3, full.stderr
     assert re.search(r"results.jsonl: a row can't be written \(No space left on device\)", full.result["error"])
     before = job.rows()
     assert full.result["rows"] == len(before) >= len(NAMES)
 
-    subprocess.run(["mount", "-o", "remount,size=10m", str(small_disk)], check=True)
-    with (small_disk / "run" / "results.jsonl").open("a") as journal:
+    subprocess.run(["mount", "-o", "remount,size=10m", str(small)], check=True)
+    with (small / "run" / "results.jsonl").open("a") as journal:
         journal.write('{"case": {"name": "ti')
-    job.process = cluster.hosts[0].bench(f"resume={small_disk / 'run'}")
+    job.process = cluster.hosts[0].bench(f"resume={small / 'run'}")
     job.finish()
     job.check_complete({1, 2})
     assert job.rows()[: len(before)] == before

@@ -21,6 +21,7 @@ from jobs.results.disk.journal import Journal, finished_cases, read
 from jobs.results.disk.json_safe import json_safe
 from tests.jobs.results.wandb.wandb_rows import CHECK as PASSED
 from tests.paths import ROOT
+from tests.small_disk import small_disk
 
 CASE = Case(name="tiny", m_shard=8, k=16, n_shard=8, dtype="float32", num_ranks=2)
 
@@ -210,21 +211,13 @@ def test_what_json_can_not_hold_is_a_bug_not_a_torn_line(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 64 KiB; mounting one needs root."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"can't mount a tmpfs: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+def small(tmp_path):
+    with small_disk(tmp_path / "small", "64k") as path:
+        yield path
 
 
-def test_full_disk_keeps_earlier_rows_and_is_reported(small_disk):
-    path = small_disk / "results.jsonl"
+def test_full_disk_keeps_earlier_rows_and_is_reported(small):
+    path = small / "results.jsonl"
     # Rows of about 10 KB: the last one fits in part.
     big = row(samples_us={"call_us": [[[1.25] * 1500]]})
     written = 0

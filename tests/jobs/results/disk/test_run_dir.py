@@ -1,7 +1,6 @@
 import contextlib
 import json
 import os
-import subprocess
 
 import pytest
 import yaml
@@ -12,6 +11,7 @@ from jobs.errors import InfrastructureError, UsageError
 from jobs.records.environment import Environment
 from jobs.results.disk.recorded_run import read_environment
 from jobs.results.disk.run_dir import RunDir
+from tests.small_disk import small_disk
 
 
 @pytest.fixture(autouse=True)
@@ -24,19 +24,12 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A real file system of 64 KiB without space; mounting one needs root."""
-    path = tmp_path / "full"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"can't mount a tmpfs: {mounted.stderr.strip()}")
-    with (path / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(b"x" * 4096):
-            pass
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    """A real file system without space."""
+    with small_disk(tmp_path / "full", "64k") as path:
+        with (path / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        yield path
 
 
 def test_default_is_below_home_and_named_by_submission_id(home):
