@@ -26,7 +26,7 @@ command -v ray >/dev/null || fail "no ray in $PWD/.venv/bin or on the PATH: run 
 
 # Ports by job, as several jobs may share a node; all below the range that the kernel hands out.
 base=$((20000 + SLURM_JOB_ID % 1000 * 10))
-gcs=$base dashboard=$((base + 1)) client=$((base + 2))
+gcs=$base dashboard=$((base + 1)) client=$((base + 2)) head_agent=$((base + 3)) agent=$((base + 4))
 ip=${RAY_HEAD_IP:-$(python3 -c 'import ray; print(ray.util.get_node_ip_address())')}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${hosts%%$'\n'*}
@@ -58,7 +58,8 @@ start_ray() {
 }
 
 start_ray --nodes=1 --ntasks=1 --nodelist="$head" -- --head --node-ip-address="$ip" --port="$gcs" \
-  --dashboard-host="$ip" --dashboard-port="$dashboard" --ray-client-server-port="$client"
+  --dashboard-host="$ip" --dashboard-port="$dashboard" --ray-client-server-port="$client" \
+  --dashboard-agent-listen-port="$head_agent"
 
 # await_nodes COUNT: wait until that many nodes have joined.
 await_nodes() {
@@ -86,7 +87,8 @@ PYTHON
 await_nodes 1 || fail "Ray's head didn't start on $head ($ip) within 180 s"
 if ((SLURM_JOB_NUM_NODES > 1)); then
   others=$((SLURM_JOB_NUM_NODES - 1))
-  start_ray --nodes="$others" --ntasks="$others" --exclude="$head" -- --address="$ip:$gcs"
+  start_ray --nodes="$others" --ntasks="$others" --exclude="$head" -- --address="$ip:$gcs" \
+    --dashboard-agent-listen-port="$agent"
   await_nodes "$SLURM_JOB_NUM_NODES" || fail "not all $SLURM_JOB_NUM_NODES nodes joined $ip:$gcs within 180 s"
 fi
 

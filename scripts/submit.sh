@@ -89,6 +89,10 @@ while true; do
   if ((submitted == 0 || SECONDS >= deadline)) || ! grep -q "No available agent" "$errors"; then break; fi
   sleep 2
 done
+if ((submitted)) && grep -q "No available agent" "$errors"; then
+  echo "submit.sh: no node has an agent to run the job. Does another Ray on these hosts hold the agents' port? Start Ray" \
+    "with --dashboard-agent-listen-port=PORT (52365 is the default)" >&2
+fi
 if ((${#no_wait[@]})); then exit "$submitted"; fi
 
 # `ray job submit` exits with 0 or 1, whatever the job's exit code.

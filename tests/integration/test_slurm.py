@@ -1,8 +1,10 @@
 """scripts/slurm.sh as Slurm would run it, with a real Ray. In place of Slurm's commands, scripts run the steps here."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,17 @@ COMMANDS = {
     "scontrol": "echo node1 && sleep 0.5 && echo node2",
     "srun": 'printf "%s\\n" "$*" >>"$SRUN_LOG"; while [[ $1 == --* ]]; do shift; done; exec "$@"',
 }
+
+
+@pytest.fixture
+def another_ray_on_the_host():
+    """Its agent holds Ray's default port, as a job's that shares the node would."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # a real one runs
+            listener.bind(("", 52365))
+            listener.listen()
+        yield
 
 
 @pytest.fixture
@@ -68,6 +81,7 @@ def slurm(tmp_path):
         process.stdout.close()
 
 
+@pytest.mark.usefixtures("another_ray_on_the_host")
 def test_a_ray_node_on_each_node_then_the_job(slurm, tmp_path):
     process = slurm("--", *QUICK, "problem.m_shard=32", f"run_dir={tmp_path / 'run'}")
     output, _ = process.communicate(timeout=280)
