@@ -1,4 +1,4 @@
-"""Cost model of an all-gather matmul, per rank: work, traffic and expected time from datasheet rates."""
+"""Cost model of both operations, per rank: work, traffic and expected time from datasheet rates."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class ExpectedTime:
 
     local_us: float
     """The multiply without communication."""
-    gather_us: float
+    exchange_us: float
     """All exchanges at the link's bandwidth."""
     serial_us: float
-    """The all-gather, then the multiply."""
+    """The exchanges and the multiply, one after the other."""
     overlapped_us: float
-    """The ring, which hides each exchange behind the multiply of the step before."""
+    """The ring, which hides each exchange behind the multiply of another step."""
     article_bound_us: float
     """The JAX tutorial's lower bound: ``D`` times one shard's multiply plus 6 us for each of ``D - 1`` exchanges."""
 
@@ -122,16 +122,33 @@ class ExpectedTime:
 def expected_time(
     device: DeviceModel, *, m_shard: int, k: int, n_shard: int, num_ranks: int, dtype: str
 ) -> ExpectedTime:
-    """Roofline of the ring: ``(D - 1) * max(step, exchange) + step`` for D ranks.
+    """Roofline of an all-gather matmul."""
+    return roofline(
+        device,
+        flops=flops(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=num_ranks),
+        exchanged_bytes=gathered_bytes(m_shard=m_shard, k=k, num_ranks=1, dtype=dtype),
+        num_ranks=num_ranks,
+    )
 
-    Each of the first ``D - 1`` steps takes as long as the slower of its multiply and its exchange.
+
+def roofline(device: DeviceModel, *, flops: int, exchanged_bytes: int, num_ranks: int) -> ExpectedTime:
+    """Roofline of a ring: ``(D - 1) * max(step, exchange) + step`` for D ranks.
+
+    Each of the ``D - 1`` steps beside an exchange takes as long as the slower of its multiply and that exchange. A
+    gather exchanges before the multiply of a step, a reduce-scatter after it: the sum is the same.
+
+    Args:
+      device: rates of a rank's device.
+      flops: floating-point operations of a rank, over all steps.
+      exchanged_bytes: bytes that a rank sends in each of the ``D - 1`` exchanges.
+      num_ranks: ``D``.
     """
-    step_us = flops(m_shard=m_shard, k=k, n_shard=n_shard, num_ranks=1) / device.peak_tflops * 1e-6
-    exchange_us = gathered_bytes(m_shard=m_shard, k=k, num_ranks=1, dtype=dtype) / device.link_gbytes_per_s * 1e-3
+    step_us = flops / num_ranks / device.peak_tflops * 1e-6
+    exchange_us = exchanged_bytes / device.link_gbytes_per_s * 1e-3
     num_exchanges = num_ranks - 1
     return ExpectedTime(
         local_us=num_ranks * step_us,
-        gather_us=num_exchanges * exchange_us,
+        exchange_us=num_exchanges * exchange_us,
         serial_us=num_ranks * step_us + num_exchanges * exchange_us,
         overlapped_us=num_exchanges * max(step_us, exchange_us) + step_us,
         article_bound_us=article_bound_us(num_ranks * step_us, num_ranks),

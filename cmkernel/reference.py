@@ -10,14 +10,14 @@ from jax import lax
 if TYPE_CHECKING:
     import jax
 
-# Error unit of the accumulation. Tensor cores truncate, so a step errs by up to 2**-23, twice the unit roundoff of
-# float32 (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021).
-_ACCUMULATION_UNIT = 2.0**-23
-# Factor 2: both sums may err, the implementation's and the oracle's. Factor 8: for independent zero-mean data the error
-# of a sum of k products stays within a small multiple of unit * ||a|| * ||b||, for any k (Higham, Mary, "Sharper
-# probabilistic backward error analysis for basic linear algebra kernels with random data", SISC 2020). By chance, about
-# one element in 10**14 exceeds a multiple of 8.
-_ACCUMULATION_FACTOR = 2 * 8
+# Error of an accumulation in float32, over the norms of its row and column.
+# Tensor cores truncate, so a step errs by up to 2**-23, twice the unit roundoff of float32 (Fasi, Higham, Mikaitis,
+# Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021). Factor 2: both sums may err, the
+# implementation's and the oracle's. Factor 8: for independent zero-mean data the error of a sum of k products stays
+# within a small multiple of unit * ||a|| * ||b||, for any k (Higham, Mary, "Sharper probabilistic backward error
+# analysis for basic linear algebra kernels with random data", SISC 2020). By chance, about one element in 10**14
+# exceeds a multiple of 8.
+ACCUMULATION = 2 * 8 * 2.0**-23
 
 
 class Comparison(NamedTuple):
@@ -61,18 +61,19 @@ def compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array) -> Comparison:
 def _compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array, extra: jax.Array) -> Comparison:
     """Compare with ``extra`` added to each element's tolerance."""
     expected = oracle(lhs, rhs)
-    u = unit_roundoff(result.dtype)
     row_norms = jnp.linalg.norm(lhs.astype(jnp.float32), axis=1)
     column_norms = jnp.linalg.norm(rhs.astype(jnp.float32), axis=0)
-    accumulation = _ACCUMULATION_FACTOR * _ACCUMULATION_UNIT
+    accumulated = ACCUMULATION * row_norms[:, None] * column_norms[None, :]
+    return compare_within(result, expected, unit_roundoff(result.dtype) * jnp.abs(expected) + accumulated + extra)
+
+
+def compare_within(result: jax.Array, expected: jax.Array, tolerance: jax.Array) -> Comparison:
+    """Measure ``result`` against ``expected``, where each element may differ by its ``tolerance``; all ``[m, n]``."""
     error = jnp.abs(result.astype(jnp.float32) - expected)
-    tolerance = u * jnp.abs(expected) + accumulation * row_norms[:, None] * column_norms[None, :] + extra
     # `not <=` rather than `>`, so that a NaN counts as wrong.
     num_wrong = count(~(error <= tolerance))
     norm = jnp.linalg.norm(expected)
-    accumulated = accumulation * jnp.linalg.norm(row_norms) * jnp.linalg.norm(column_norms)
-    relative_tolerance = u + (accumulated + jnp.linalg.norm(extra)) / norm
-    return Comparison(num_wrong, jnp.max(error), jnp.linalg.norm(error) / norm, relative_tolerance)
+    return Comparison(num_wrong, jnp.max(error), jnp.linalg.norm(error) / norm, jnp.linalg.norm(tolerance) / norm)
 
 
 def compare_reduced(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Self
 
 from jobs.comparison.loading import Run
+from jobs.records.op import Op
 from jobs.records.row import Row
 
 _REASON_WIDTH = 160
@@ -29,18 +30,23 @@ class Key:
     implementation: str
     island: str = ""
     """Name of the island, in a job with islands: each is another machine."""
+    op: Op = Op.all_gather_matmul
+    partial_dtype: str = ""
+    """Type of the partial sums that travel, if it isn't ``dtype``."""
 
     @classmethod
     def of(cls, row: Row) -> Self:
         """Key of a row."""
         case = row.case
         sizes = case.m_shard, case.k, case.n_shard, case.dtype, case.num_ranks
-        return cls(*sizes, row.implementation, row.island or "")
+        return cls(*sizes, row.implementation, row.island or "", case.op, case.partial_dtype or "")
 
     def __str__(self) -> str:
         sizes = f"m_shard={self.m_shard} k={self.k} n_shard={self.n_shard}"
         of_island = f" of island {self.island}" if self.island else ""
-        return f"{self.implementation} on {sizes} {self.dtype} D={self.num_ranks}{of_island}"
+        op = "" if self.op is Op.all_gather_matmul else f"{self.op} "
+        partials = f" partials={self.partial_dtype}" if self.partial_dtype else ""
+        return f"{self.implementation} on {op}{sizes} {self.dtype}{partials} D={self.num_ranks}{of_island}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +87,7 @@ class _Side:
         self.not_run: set[Key] = set()
         for run in runs:
             for key, rows in _by_key(run, switched).items():
-                case_name = rows[0].case.name
+                case_name = rows[0].case.label
                 self.names.setdefault(key, f"{key.island}: {case_name}" if key.island else case_name)
                 usable = []
                 for row in rows:

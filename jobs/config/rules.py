@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cmkernel.config import CONFIG_TYPES
+from cmkernel.config import config_type
 from jobs.config.choices import Fault, World
-from jobs.config.implementations import IMPLEMENTATIONS
+from jobs.config.implementations import IMPLEMENTATIONS, refusal
 from jobs.config.options import leaves, refuse_value, renamed_option, with_new_names
+from jobs.config.problem import ops_of
 from jobs.config.schema import CheckSettings, ClusterSettings, KernelSettings, Settings, TimingSettings
 from jobs.errors import UsageError
+from jobs.records.op import Op
 
 
 def to_settings(config: DictConfig) -> Settings:
@@ -34,7 +37,7 @@ def to_settings(config: DictConfig) -> Settings:
     _refuse_cluster(settings.cluster)
     _refuse_fault(settings.check, settings.timing)
     _refuse_baselines(settings.timing)
-    _refuse_kernel(settings.kernel)
+    _refuse_kernel(settings.kernel, ops_of(settings.problem))
     return settings
 
 
@@ -85,18 +88,32 @@ def _refuse_baselines(timing: TimingSettings) -> None:
             raise UsageError(f"timing.baselines={timing.baselines}: {name!r} is none of {', '.join(IMPLEMENTATIONS)}")
 
 
-def _refuse_kernel(kernel: KernelSettings) -> None:
-    config_type = CONFIG_TYPES.get(kernel.config_name)
-    known = {field.name for field in dataclasses.fields(config_type)} if config_type else set()
+def _refuse_kernel(kernel: KernelSettings, ops: Sequence[Op]) -> None:
+    for op in ops:
+        if (reason := refusal(kernel.implementation.value, op)) is not None:
+            raise UsageError(f"kernel.implementation={reason}; problem.op={op} needs another one")
+        if op.is_layer and kernel.config:
+            raise UsageError(
+                f"kernel.{min(kernel.config)} is set, but problem.op={op} has two kernels: leave it out, or name a "
+                "table of tuned configs (kernel.table)"
+            )
+        if not op.is_layer:
+            _refuse_config(kernel, op)
+
+
+def _refuse_config(kernel: KernelSettings, op: Op) -> None:
+    its_type = config_type(kernel.config_name, op.function)
+    known = {field.name for field in dataclasses.fields(its_type)} if its_type else set()
     for option in kernel.config:
         if option not in known:
-            reason = "has no such option" if config_type else "takes no config"
+            reason = "has no such option" if its_type else "takes no config"
+            where = "" if op is Op.all_gather_matmul else f" with problem.op={op}"
             raise UsageError(
-                f"kernel.{option} is set, but kernel.implementation={kernel.implementation.value} {reason}"
+                f"kernel.{option} is set, but kernel.implementation={kernel.implementation.value}{where} {reason}"
             )
-    if config_type is None:
+    if its_type is None:
         return
     try:
-        config_type(**kernel.config)
+        its_type(**kernel.config)
     except ValueError as error:
         raise UsageError(f"kernel.{error}") from error

@@ -16,16 +16,19 @@ from omegaconf import MISSING
 from cmkernel.config import MatmulDimension
 from jobs.config.choices import ClusterMode, Columns, Fault, Implementation, WandbMode, World
 from jobs.config.options import option
+from jobs.records.op import Op
 
 
 @dataclass
 class LayerSettings:
-    """One all-gather matmul of a model: a layer whose ``n`` columns are split over the ranks."""
+    """One layer of a model, by the size ``[k, n]`` of its whole weight, which is split over the ranks."""
 
     name: str = MISSING
+    op: Op = Op.all_gather_matmul
+    """all_gather_matmul: every rank holds ``n / num_ranks`` columns. matmul_reduce_scatter: ``k / num_ranks`` rows.
+    mlp: n is the width of gate, up and down, and every rank holds ``n / num_ranks``; mlp_grad takes the same layers."""
     k: int = MISSING
     n: int = MISSING
-    """Columns of the whole weight; every rank holds ``n / num_ranks``."""
     m_shard: list[int] = field(default_factory=list)
     """Rows of lhs on each rank: one case for each value."""
 
@@ -38,14 +41,21 @@ class ProblemSettings:
     """
 
     name: str = MISSING
+    op: Any = None
+    """all_gather_matmul, matmul_reduce_scatter, mlp (a Llama MLP, forward) or mlp_grad (forward and backward), or a
+    list of them; null: all_gather_matmul. With layers, takes those of the operation."""
     m_shard: Any = None
-    """Rows of lhs on each rank: an integer or a list. With layers, replaces their ``m_shard``."""
+    """Rows of each rank's shard, of lhs or, with matmul_reduce_scatter, of the result: an integer or a list. With
+    layers, replaces their ``m_shard``."""
     k: Any = None
-    """Contraction size: an integer or a list."""
+    """Rows of rhs on each rank, the size that is summed over: an integer or a list. With mlp, the model's width."""
     n_shard: Any = None
-    """Columns of rhs on each rank: an integer or a list."""
+    """Columns of rhs on each rank: an integer or a list. With mlp, of gate and of up."""
     dtype: Any = None
     """bfloat16, float16 or float32 (bf16, f16, f32), or a list of them; null: bfloat16."""
+    partial_dtype: Any = None
+    """Type of the partial sums that a reduce-scatter sends, float32 or that of ``dtype``, or a list of them; null: that
+    of ``dtype``."""
     layers: list[LayerSettings] = field(default_factory=list)
     """Layers of a model, instead of the combinations."""
 

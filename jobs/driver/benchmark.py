@@ -16,6 +16,7 @@ from jobs.measure.programs import Opened, Request
 from jobs.measure.ring_stamps import RING, RingStamps
 from jobs.records.case import Case
 from jobs.records.check import Check
+from jobs.records.op import Op
 from jobs.records.row import Row, RowSummary, Samples, Telemetry
 from jobs.results.disk.journal import finished_cases
 from jobs.results.terminal.steps import Step, burst_name, steps_of
@@ -79,8 +80,12 @@ class Benchmark:
         yield [row for row in measurement.with_derived(made) if (row.case, row.implementation) not in written]
 
     def timeline(self, case: Case, names: Sequence[str]) -> list[list[dict[str, Any]]]:
-        """Device steps of each rank in one call of ``mosaic_gpu``; empty if it didn't run or there is only one rank."""
-        if RING not in names or case.num_ranks == 1 or not self._timing.timeline:
+        """Device steps of each rank in one call of ``mosaic_gpu``; empty if it didn't run, or runs without stamps.
+
+        Only the kernel of ``all_gather_matmul`` has stamps, on more than one rank.
+        """
+        is_stamped = case.op is Op.all_gather_matmul and case.num_ranks > 1
+        if RING not in names or not is_stamped or not self._timing.timeline:
             return []
         by_rank = self._ranks.stamp(case)
         reason = self._measurement.first([rank if isinstance(rank, str) else None for rank in by_rank])

@@ -15,16 +15,12 @@ def header_lines(ranks: Ranks, cases: Sequence[Case], island: str | None) -> lis
     """Header of a job's first gang, or of the first gang of its islands."""
     # The model knows NVLink alone, so it doesn't hold over several hosts.
     model = cost.device_model(ranks.device_kind) if ranks.layout.num_hosts == 1 else None
-    expected: list[tuple[Case, cost.ExpectedTime | None]] = []
-    for case in cases:
-        sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
-        expected.append((case, cost.expected_time(model, **sizes, dtype=case.dtype) if model else None))
     return [
         *table.header_lines(
             members=[dataclasses.asdict(member) for member in ranks.members],
             versions=ranks.members[0].versions,
             links=", ".join(sorted(set(ranks.links()))),
-            cases=expected,
+            cases=[(case, case.expected_time(model) if model else None) for case in cases],
             island=island,
         ),
         *table.host_lines(ranks.layout, cases, ranks.device_kind),

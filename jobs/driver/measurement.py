@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jobs.config.choices import Fault
-from jobs.config.implementations import GATHERS, LOCALS
+from jobs.config.implementations import IN_TURN, LOCALS
 from jobs.config.schema import Settings
 from jobs.driver.ranks import Ranks
 from jobs.errors import InfrastructureError, UsageError
@@ -112,7 +112,7 @@ class Measurement:
                     row.case,
                     row.headline_us,
                     local_us=fastest_us(LOCALS, headlines),
-                    xla_us=fastest_us(GATHERS, headlines),
+                    xla_us=fastest_us(IN_TURN, headlines),
                     device_kind=self.ranks.device_kind,
                     communicates=row.implementation not in LOCALS,
                 ),

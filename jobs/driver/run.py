@@ -28,6 +28,7 @@ from jobs.gang.cluster import Cluster
 from jobs.gang.warm_gang import WarmGang
 from jobs.measure import torch_fused
 from jobs.records.environment import short_sha
+from jobs.records.op import Op
 from jobs.results.analysis.soaking import Point
 from jobs.results.disk.environment_file import EnvironmentFile
 from jobs.results.disk.journal import Journal, iterate, iterate_soak
@@ -89,7 +90,9 @@ def _execute(plan: Plan, cluster: Cluster, warm: WarmGang, journal: Journal, out
         soak_journal = stack.enter_context(Journal(plan.run_dir.soak_path)) if soak_s(plan.settings) else None
         progress = stack.enter_context(Progress(sys.stdout))
         outlier_z = plan.settings.cluster.outlier_z
-        view = View(plan.settings.results.columns, progress.width, tuple(plan.settings.kernel.config))
+        results, kernel = plan.settings.results, plan.settings.kernel
+        has_ops = any(case.op is not Op.all_gather_matmul for case in plan.cases)
+        view = View(results.columns, progress.width, has_ops=has_ops, options=tuple(kernel.config))
         ledger = Ledger(journal, outcome, progress, soak_journal=soak_journal, outlier_z=outlier_z, view=view)
         common = (plan, cluster, warm, ledger, environment)
         if not plan.islands:

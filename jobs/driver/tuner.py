@@ -7,11 +7,12 @@ import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cmkernel.candidates import kernel_candidates, ppermute_candidates
+from cmkernel.candidates import kernel_candidates, ppermute_candidates, scatter_kernel_candidates
 from cmkernel.config import Config, from_plain, to_plain
 from cmkernel.tuned import Entry, Shape, shipped
 from jobs.config.choices import World
 from jobs.config.implementations import IMPLEMENTATIONS
+from jobs.config.problem import ops_of
 from jobs.config.schema import Settings
 from jobs.config.tuned_table import add_entry
 from jobs.driver.candidate import LOST, Candidate, configs_done
@@ -21,6 +22,7 @@ from jobs.driver.race import check_fastest, race
 from jobs.errors import GangLost, InfrastructureError, UsageError
 from jobs.measure.programs import Opened, Request
 from jobs.records.case import Case
+from jobs.records.op import Op
 from jobs.records.row import HEADLINE, Row, RowSummary, Telemetry
 from jobs.results.analysis.rounds import REFERENCE, ROUND, complete_rounds, ends_case, verdict, winner, winner_sentence
 from jobs.results.terminal.steps import Step, round_name, tuning_steps
@@ -85,7 +87,8 @@ class Tuner:
         configs: list[Config] = []
         if self._implementation == "mosaic_gpu":
             assert self._num_sms is not None
-            configs += kernel_candidates(**shape.sizes, num_sms=self._num_sms, slowest=self._tuning.max_modelled)
+            of_kernel = kernel_candidates if case.op is Op.all_gather_matmul else scatter_kernel_candidates
+            configs += of_kernel(**shape.sizes, num_sms=self._num_sms, slowest=self._tuning.max_modelled)
         else:
             configs += ppermute_candidates(m_shard=case.m_shard)
         if (known := self._table.find(self._implementation, shape, self._num_sms)) is not None:
@@ -101,7 +104,7 @@ class Tuner:
 
     def _shape(self, case: Case) -> Shape:
         sizes = {name: getattr(case, name) for name in ("num_ranks", "m_shard", "k", "n_shard", "dtype")}
-        return Shape(device_kind=self._ranks.device_kind, **sizes)
+        return Shape(device_kind=self._ranks.device_kind, **sizes, op=case.op.function)
 
     def _round(self, case: Case, candidates: list[Candidate], requested: str, number: int) -> list[Row]:
         """Open, check and time ``candidates``, the reference first; returns their rows, the reference's last."""
@@ -162,7 +165,7 @@ class Tuner:
         entry = Entry(
             shape=self._shape(case),
             implementation=self._implementation,
-            config=from_plain(self._implementation, best.config),
+            config=from_plain(self._implementation, best.config, case.op.function),
             us=round(best.headline_us, 2),
             heuristic_us=round(reference.headline_us, 2),
             date=best.time[: len("2000-01-01")],
@@ -182,6 +185,11 @@ def _refuse(settings: Settings) -> None:
     if kernel.implementation.value not in tunable:
         raise UsageError(
             f"kernel.implementation={kernel.implementation.value} can't be tuned; use one of {', '.join(tunable)}"
+        )
+    if layers := [op for op in ops_of(settings.problem) if op.is_layer]:
+        raise UsageError(
+            f"problem.op={layers[0]} can't be tuned: it has two kernels; tune all_gather_matmul and "
+            "matmul_reduce_scatter, and pass their table as kernel.table"
         )
     if kernel.config:
         raise UsageError(f"kernel.{min(kernel.config)} is set, but jobs.tune searches for it: leave it out")

@@ -65,7 +65,7 @@ class Profile:
 
 
 def profile(
-    calls: Sequence[tuple[Callable[..., Any], Sequence[tuple[Any, Any]]]],
+    calls: Sequence[tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]],
     *,
     count: int,
     align_on_device: Callable[[], str],
@@ -80,7 +80,7 @@ def profile(
             for i in range(count):
                 for call, sets in calls:
                     aligner = align_on_device()
-                    call(*sets[i % len(sets)]).block_until_ready()
+                    jax.block_until_ready(call(*sets[i % len(sets)]))
         traces = list(Path(folder).rglob("*.xplane.pb"))
         if not traces:
             return None

@@ -16,7 +16,8 @@ from cmkernel.config import KernelConfig, from_plain
 from cmkernel.mosaic_gpu import stamped_ring_all_gather_matmul
 from cmkernel.protocol import Protocol, make_protocol
 from cmkernel.stamps import Stamps
-from jobs.measure.inputs import AXIS, LHS_SPEC, OUT_SPEC, RHS_SPEC
+from jobs.measure.inputs import AXIS
+from jobs.measure.operations import OPERATIONS
 from jobs.records.case import Case
 
 RING = "mosaic_gpu"
@@ -39,8 +40,8 @@ def build(options: dict[str, Any], mesh: Mesh, case: Case) -> Callable[[jax.Arra
     function = jax.shard_map(
         functools.partial(stamped_ring_all_gather_matmul, axis_name=AXIS, config=config),
         mesh=mesh,
-        in_specs=(LHS_SPEC, RHS_SPEC),
-        out_specs=(OUT_SPEC, PartitionSpec(AXIS, None, None)),
+        in_specs=OPERATIONS[case.op].in_specs,
+        out_specs=(*OPERATIONS[case.op].out_specs, PartitionSpec(AXIS, None, None)),
         check_vma=False,
     )
     program = jax.jit(function)

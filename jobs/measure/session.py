@@ -21,6 +21,8 @@ from jobs.config.schema import TimingSettings
 from jobs.measure import inputs, programs, ring_stamps, timing, torch_fused
 from jobs.measure.aligner import Aligner
 from jobs.measure.check import Subject, check
+from jobs.measure.operations import OPERATIONS
+from jobs.measure.operations.operation import Shards
 from jobs.measure.profile import Profile, profile
 from jobs.measure.programs import Opened, Programs, Request
 from jobs.measure.pulse import PULSE
@@ -45,12 +47,11 @@ MAX_SETS = 16
 class _OpenCase:
     case: Case
     programs: dict[str, Programs]
-    sets: list[inputs.Operands]
-    local_sets: list[inputs.LocalOperands]
+    sets: list[Shards]
+    local_sets: list[Shards]
 
-    def arguments(self, implementation: str) -> list[tuple[Any, Any]]:
-        program = self.programs[implementation]
-        return [program.arguments(shared, local) for shared, local in zip(self.sets, self.local_sets, strict=True)]
+    def arguments(self, implementation: str) -> list[tuple[Any, ...]]:
+        return self.programs[implementation].arguments(self.sets, self.local_sets)
 
 
 class Session:
@@ -91,16 +92,18 @@ class Session:
         A baseline or candidate that can't run on the case returns its reason instead of raising. The other steps name
         a program by the request's label or, without one, by its implementation.
         """
-        set_bytes = (case.m_shard + case.n_shard) * case.k * jnp.dtype(case.dtype).itemsize
+        operation = OPERATIONS[case.op]
+        set_bytes = sum(map(math.prod, operation.shapes(case))) * jnp.dtype(case.dtype).itemsize
         num_sets = min(MAX_SETS, max(2, math.ceil(ROTATION_BYTES / set_bytes))) if self.on_gpu else 2
         self.close_case()
-        example = inputs.operands(case, self.mesh, self.rank, seed)
+        example = operation.operands(case, self.mesh, self.rank, seed)
         opened: list[Opened] = []
         built: dict[str, Programs] = {}
         for request in requests:
             try:
                 program = programs.build(
                     request,
+                    case,
                     self.mesh,
                     example,
                     chain_length=settings.chain_length,
@@ -117,8 +120,8 @@ class Session:
         self._open = _OpenCase(
             case,
             built,
-            [inputs.operands(case, self.mesh, self.rank, seed + i) for i in range(num_sets)],
-            [inputs.local_operands(case, self.rank, seed + i) for i in range(num_sets)],
+            [operation.operands(case, self.mesh, self.rank, seed + i) for i in range(num_sets)],
+            [operation.alone(case, self.rank, seed + i) for i in range(num_sets)],
         )
         return opened
 
@@ -155,11 +158,10 @@ class Session:
         """Run both programs, already compiled by the check; with ``calls=0`` only the chain."""
         case = self._opened()
         program, sets = case.programs[implementation], case.arguments(implementation)
-        lhs_sets, rhs_sets = zip(*sets, strict=True)
         for i in range(calls):
-            program.call(*sets[i % len(sets)]).block_until_ready()
+            jax.block_until_ready(program.call(*sets[i % len(sets)]))
             PULSE.beat()
-        program.chain(lhs_sets, rhs_sets).block_until_ready()
+        jax.block_until_ready(program.chain(sets))
 
     def start_sampling(self) -> None:
         """Start recording clock, power and throttling of this rank's GPU."""
@@ -211,15 +213,15 @@ class Session:
         profiles = profile(turns, count=calls, align_on_device=self._aligner.align_devices)
         return dict(zip(implementations, profiles, strict=True)) if profiles is not None else {}
 
-    def _behind_aligner(self, program: Programs) -> Callable[[Any, Any], Any]:
+    def _behind_aligner(self, program: Programs) -> Callable[..., Any]:
         """The program's call, started by the device after the aligner."""
         group = program.torch
         if group is None:
             return program.call
 
-        def call(lhs: Any, rhs: Any) -> Any:
+        def call(*operands: Any) -> Any:
             group.follow(self._aligner.last)
-            return program.call(lhs, rhs)
+            return program.call(*operands)
 
         return call
 

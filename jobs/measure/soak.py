@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 
 from jobs.config.choices import Fault
-from jobs.measure.check import Subject, compare_with_oracle, draw, is_wrong, summarize
+from jobs.measure.check import Subject, compare_with_oracle, draw, summarize
+from jobs.measure.operations import OPERATIONS
 from jobs.measure.timing import Align
 from jobs.records.soak import RankSlice
 
@@ -25,24 +26,25 @@ def soak(subject: Subject, *, iterations: int, seed: int, fault_from: int, compi
     (the case has just been opened) the first four calls compile: they are checked but not timed.
     """
     untimed = INTEGERS_EVERY if compiles else 0
+    has_integers = OPERATIONS[subject.case.op].has_integers
     sound = dataclasses.replace(subject, fault=Fault.none)
     times_us: list[float | None] = []
     outcomes = []
     for number in range(iterations):
-        drawn = seed + number, number % INTEGERS_EVERY == INTEGERS_EVERY - 1
+        drawn = seed + number, has_integers and number % INTEGERS_EVERY == INTEGERS_EVERY - 1
         operands = jax.block_until_ready(draw(subject, *drawn))
         align()
         start = time.perf_counter_ns()
         result = subject.program.call(*operands)
-        result.block_until_ready()
+        jax.block_until_ready(result)
         times_us.append((time.perf_counter_ns() - start) / 1e3 if number >= untimed else None)
         outcomes.append(compare_with_oracle(subject if number >= fault_from else sound, result, drawn))
     del operands, result
     memory = jax.local_devices()[0].memory_stats()
     return RankSlice(
         times_us=times_us,
-        wrong=[number for number, one in enumerate(outcomes) if is_wrong(one)],
-        check=summarize(subject.case, outcomes),
+        wrong=[number for number, one in enumerate(outcomes) if one.is_wrong],
+        check=summarize(outcomes),
         rss_bytes=_rss_bytes(),
         device_bytes=memory.get("bytes_in_use") if memory else None,
     )

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 Align = Callable[[], None]
-Sets = Sequence[tuple[Any, Any]]
+Sets = Sequence[tuple[Any, ...]]
 
 
 def share(total: int, burst: int, bursts: int) -> range:
@@ -29,11 +31,10 @@ def time_chains(
     Runs are dispatched back to back and only the last is waited for, so that the host's work overlaps the device's in
     all but the first.
     """
-    lhs_sets, rhs_sets = zip(*sets, strict=True)
 
     def runs() -> Any:
         for _ in range(repeats):
-            out = chain(lhs_sets, rhs_sets)
+            out = chain(sets)
         return out
 
     return [_time(runs, align) / calls_per_sample for _ in range(count)]
@@ -43,5 +44,5 @@ def _time(function: Callable[[], Any], align: Align) -> float:
     """Microseconds from the call of ``function`` until its result is ready."""
     align()
     start = time.perf_counter_ns()
-    function().block_until_ready()
+    jax.block_until_ready(function())
     return (time.perf_counter_ns() - start) / 1e3

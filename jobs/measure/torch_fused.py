@@ -1,4 +1,6 @@
-"""A baseline: PyTorch's ``torch.ops.symm_mem.fused_all_gather_matmul``, in the ranks' processes beside jax.
+"""A baseline: PyTorch's ``fused_all_gather_matmul`` and ``fused_matmul_reduce_scatter`` (``torch.ops.symm_mem``).
+
+They run in the ranks' processes beside jax.
 
 Operands and results pass through DLPack without a copy, so the check is the same as for every implementation. torch is
 no dependency: it is imported only when this baseline is requested, and a failure becomes the row's reason. Written for
@@ -19,6 +21,7 @@ from typing import Any
 import jax
 
 from jobs.measure.reason import reason_of
+from jobs.records.op import Op
 
 logger = logging.getLogger(__name__)
 
@@ -123,16 +126,14 @@ class Group:
         dist.init_process_group("nccl", store=store, rank=self._rank, world_size=self._num_ranks, timeout=TIMEOUT)
         self._name = dist.group.WORLD.group_name
 
-    def multiply(self, lhs: Any, rhs: Any) -> Any:
-        """Enqueue ``[m_shard, k] @ [k, n_shard] -> [num_ranks * m_shard, n_shard]`` (shapes per rank)."""
+    def multiply(self, op: Op, lhs: Any, rhs: Any) -> Any:
+        """Enqueue one multiply; shapes per rank are those of ``jobs.records.case.Case``."""
+        if op is Op.matmul_reduce_scatter:
+            return self.torch.ops.symm_mem.fused_matmul_reduce_scatter(lhs, rhs, "sum", 0, self._name)
         _, (out,) = self.torch.ops.symm_mem.fused_all_gather_matmul(
             lhs, [rhs], gather_dim=0, group_name=self._name, return_A=False
         )
         return out
-
-    def call(self, lhs: Any, rhs: Any) -> Result:
-        """Enqueue one multiply; the result can be waited for."""
-        return Result(self.torch, self.multiply(lhs, rhs), (lhs, rhs))
 
     def take(self, array: jax.Array) -> Any:
         """Tensor that shares the memory of this rank's shard; torch's work on it waits for jax's pending work."""
@@ -143,76 +144,89 @@ class Group:
         self.take(array)
 
 
-class Chain:
-    """Dependent calls, with the same extra operations as in ``programs``: one CUDA graph if capture works."""
+class Multiplies:
+    """A single call, and ``length`` dependent calls with the same extra operations as in ``chain``.
 
-    def __init__(self, group: Group, length: int) -> None:
-        self._group, self._length = group, length
+    The chain is one CUDA graph if capture works.
+    """
+
+    def __init__(self, group: Group, op: Op, length: int) -> None:
+        self._group, self._op, self._length = group, op, length
         self._torch = group.torch
         self._captured: tuple[Any, Any, Any] | None = None
         self.captures = True
-        """Calls replay a CUDA graph; ``False`` runs them eagerly."""
+        """The chain replays a CUDA graph; ``False`` runs it eagerly."""
 
-    def __call__(self, lhs_sets: Sequence[Any], rhs_sets: Sequence[Any]) -> Result:
+    def call(self, lhs: Any, rhs: Any) -> Result:
+        """Enqueue one multiply; the result can be waited for."""
+        return Result(self._torch, self._multiply(lhs, rhs), (lhs, rhs))
+
+    def chain(self, sets: Sequence[tuple[Any, Any]]) -> Result:
         """Result of the last call."""
         if not self.captures:
-            return Result(self._torch, self._run(lhs_sets, rhs_sets), (lhs_sets, rhs_sets))
+            return Result(self._torch, self._run(sets), sets)
         # A graph holds addresses. Keep the sets that it was captured with, so that no others get their memory.
-        addresses = [tensor.data_ptr() for tensor in (*lhs_sets, *rhs_sets)]
+        addresses = [tensor.data_ptr() for operands in sets for tensor in operands]
         if self._captured is None or self._captured[0] != addresses:
-            graph, out = self._capture(lhs_sets, rhs_sets)
-            self._captured = addresses, (graph, out), (lhs_sets, rhs_sets)
+            graph, out = self._capture(sets)
+            self._captured = addresses, (graph, out), sets
         graph, out = self._captured[1]
         graph.replay()
-        return Result(self._torch, out, (lhs_sets, rhs_sets))
+        return Result(self._torch, out, sets)
 
     def try_out(self, lhs: Any, rhs: Any) -> None:
         """Set ``captures`` by trying; raise what an eager run raises."""
+        self.call(lhs, rhs).block_until_ready()
         try:
-            self([lhs], [rhs]).block_until_ready()
+            self.chain([(lhs, rhs)]).block_until_ready()
         except Exception as error:
             logger.warning("the chain of %s runs eagerly: %s", NAME, reason_of(error))
             self.captures = False
-            self([lhs], [rhs]).block_until_ready()
+            self.chain([(lhs, rhs)]).block_until_ready()
 
-    def _capture(self, lhs_sets: Sequence[Any], rhs_sets: Sequence[Any]) -> tuple[Any, Any]:
+    def _multiply(self, lhs: Any, rhs: Any) -> Any:
+        return self._group.multiply(self._op, lhs, rhs)
+
+    def _capture(self, sets: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
         self._captured = None
         graph = self._torch.cuda.CUDAGraph()
         # thread_local: work of other threads, such as jax's, must not end the capture.
         with self._torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            out = self._run(lhs_sets, rhs_sets)
+            out = self._run(sets)
         return graph, out
 
-    def _run(self, lhs_sets: Sequence[Any], rhs_sets: Sequence[Any]) -> Any:
-        lhs_sets, owned = list(lhs_sets), set()
-        out = self._group.multiply(lhs_sets[0], rhs_sets[0])
+    def _run(self, sets: Sequence[tuple[Any, Any]]) -> Any:
+        sets, owned = list(sets), set()
+        out = self._multiply(*sets[0])
         for i in range(1, self._length):
-            turn = i % len(lhs_sets)
+            turn = i % len(sets)
+            lhs, rhs = sets[turn]
             if turn not in owned:
                 # XLA copies each set before its first write, too.
-                lhs_sets[turn] = lhs_sets[turn].clone()
+                lhs = lhs.clone()
                 owned.add(turn)
-            lhs = lhs_sets[turn]
+                sets[turn] = lhs, rhs
             width = min(8, lhs.shape[1], out.shape[1])
             lhs[:1, :width].add_(out[:1, :width] * 0)
-            out = self._group.multiply(lhs, rhs_sets[turn])
+            out = self._multiply(lhs, rhs)
         return out
 
 
-def build(group: Group, lhs: jax.Array, rhs: jax.Array, *, chain_length: int) -> tuple[Chain, dict[str, Any]]:
-    """Build the chain and try it and the single call; return it with the row's ``config``.
+def build(
+    group: Group, op: Op, lhs: jax.Array, rhs: jax.Array, *, chain_length: int
+) -> tuple[Multiplies, dict[str, Any]]:
+    """Build call and chain and try them; return them with the row's ``config``.
 
     Raises:
       NotImplementedError: torch raised. All ranks fail alike, unless only this one is broken.
     """
     try:
-        operands = group.take(lhs), group.take(rhs)
-        group.call(*operands).block_until_ready()
-        chain = Chain(group, chain_length)
-        chain.try_out(*operands)
+        multiplies = Multiplies(group, op, chain_length)
+        multiplies.try_out(group.take(lhs), group.take(rhs))
     except Exception as error:
         raise NotImplementedError(reason_of(error)) from error
-    return chain, {"torch": str(group.torch.__version__), "chain": "cuda_graph" if chain.captures else "eager"}
+    chain = "cuda_graph" if multiplies.captures else "eager"
+    return multiplies, {"torch": str(group.torch.__version__), "chain": chain}
 
 
 def import_torch() -> Any:

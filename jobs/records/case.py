@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
+from cmkernel import cost
+from jobs.records.op import Op
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One problem: lhs ``[m_shard, k]`` and rhs ``[k, n_shard]`` on each of ``num_ranks`` ranks."""
+    """One problem, with sizes on each of ``num_ranks`` ranks. ``D`` stands for ``num_ranks``.
+
+    - ``all_gather_matmul``: lhs ``[m_shard, k]``, rhs ``[k, n_shard]`` -> ``[D * m_shard, n_shard]``.
+    - ``matmul_reduce_scatter``: lhs ``[D * m_shard, k]``, rhs ``[k, n_shard]`` -> ``[m_shard, n_shard]``. Here k and
+      n_shard are the rows and columns of the rank's weight: n isn't split.
+    - ``mlp``, ``mlp_grad``: input ``[m_shard, k]``, gate and up ``[k, n_shard]`` each, down ``[n_shard, k]`` ->
+      ``[m_shard, k]``.
+    """
 
     name: str
     m_shard: int
@@ -15,6 +25,50 @@ class Case:
     n_shard: int
     dtype: str
     num_ranks: int
+    op: Op = Op.all_gather_matmul
+    partial_dtype: str | None = None
+    """Type of the partial sums that a reduce-scatter sends; ``None``: ``dtype``, or there is no reduce-scatter."""
 
     def __str__(self) -> str:
-        return f"{self.name} m_shard={self.m_shard} k={self.k} n_shard={self.n_shard} {self.dtype} D={self.num_ranks}"
+        sizes = f"m_shard={self.m_shard} k={self.k} n_shard={self.n_shard}"
+        return f"{self.label} {sizes} {self.types} D={self.num_ranks}"
+
+    @property
+    def label(self) -> str:
+        """Name of the case, with the operation unless that is the default one."""
+        return self.name if self.op is Op.all_gather_matmul else f"{self.name} {self.op.short}"
+
+    @property
+    def types(self) -> str:
+        """Type of the operands, with that of the partial sums if it differs."""
+        return f"{self.dtype} partials={self.partial_dtype}" if self.partial_dtype else self.dtype
+
+    @property
+    def sent_dtype(self) -> str:
+        """Type of the partial sums that a reduce-scatter sends."""
+        return self.partial_dtype or self.dtype
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one rank's multiplies. A backward pass has two for each one of the forward."""
+        multiplies = {Op.mlp: 3, Op.mlp_grad: 9}.get(self.op, 1)
+        sizes = {"m_shard": self.m_shard, "k": self.k, "n_shard": self.n_shard}
+        return multiplies * cost.flops(**sizes, num_ranks=self.num_ranks)
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that a rank sends to each of the others in a call.
+
+        ``mlp_grad`` gathers the input twice, as only its shard is kept for the backward pass, and the gradient of the
+        result once; it scatters the result and the gradient of the input.
+        """
+        rows = {"num_ranks": 1, "m_shard": self.m_shard}
+        if self.op is Op.matmul_reduce_scatter:
+            return cost.gathered_bytes(**rows, k=self.n_shard, dtype=self.sent_dtype)
+        gathers, scatters = {Op.mlp: (1, 1), Op.mlp_grad: (3, 2)}.get(self.op, (1, 0))
+        gathered = cost.gathered_bytes(**rows, k=self.k, dtype=self.dtype)
+        return gathers * gathered + scatters * cost.gathered_bytes(**rows, k=self.k, dtype=self.sent_dtype)
+
+    def expected_time(self, device: cost.DeviceModel) -> cost.ExpectedTime:
+        """Roofline of the case on ``device``."""
+        return cost.roofline(device, flops=self.flops, exchanged_bytes=self.exchanged_bytes, num_ranks=self.num_ranks)

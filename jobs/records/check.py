@@ -24,8 +24,8 @@ class RankCheck:
     """Largest ``||result - oracle|| / ||oracle||`` (Frobenius norms) of a call."""
     relative_tolerance: float
     """Upper limit of ``relative_error``."""
-    integers_exact: bool
-    """True if the results of integer data match bit for bit."""
+    integers_exact: bool | None
+    """True if the results of integer data match bit for bit; ``None`` for a layer, which has no exact results."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,11 @@ class Check(RankCheck):
     """Check over all ranks: passed if it passed on every rank."""
 
     failed_ranks: tuple[int, ...] = ()
+
+    @property
+    def integers(self) -> str:
+        """``integers_exact`` in words."""
+        return {True: "exact", False: "not exact", None: "not tested"}[self.integers_exact]
 
     @classmethod
     def of_ranks(cls, ranks: Sequence[RankCheck]) -> Check:
@@ -45,7 +50,7 @@ class Check(RankCheck):
             max_error=_largest([r.max_error for r in ranks]),
             relative_error=_largest([r.relative_error for r in ranks]),
             relative_tolerance=_largest([r.relative_tolerance for r in ranks]),
-            integers_exact=all(r.integers_exact for r in ranks),
+            integers_exact=None if ranks[0].integers_exact is None else all(r.integers_exact for r in ranks),
             failed_ranks=tuple(i for i, r in enumerate(ranks) if not r.passed),
         )
 

@@ -40,7 +40,7 @@ class Layout:
         return f"needs the same number of ranks on each host, and the {self.num_hosts} hosts have {counts}"
 
     def expected_rings(self, case: Case, device_kind: str) -> cost.ExpectedRings | None:
-        """Modelled times of both rings; ``None`` if hosts differ in their number of ranks."""
+        """Modelled times of both rings of an all-gather matmul; ``None`` if hosts differ in their number of ranks."""
         if self.devices_per_host is None:
             return None
         return cost.expected_rings(

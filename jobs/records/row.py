@@ -13,9 +13,10 @@ from jobs.records.case import Case
 from jobs.records.check import Check
 from jobs.records.statistics import Quartiles, Spread, rank_medians_us
 
-FORMAT_VERSION = 3
-# Version 1 has no ``attempt``: it was always 1. Versions 1 and 2 have no ``timeline`` and no ``island``.
-READABLE_VERSIONS = (1, 2, FORMAT_VERSION)
+FORMAT_VERSION = 4
+# Version 1 has no ``attempt``: it was always 1. Versions 1 and 2 have no ``timeline`` and no ``island``. Versions up to
+# 3 have neither ``op`` nor ``partial_dtype`` in a case: every case was an all_gather_matmul.
+READABLE_VERSIONS = (1, 2, 3, FORMAT_VERSION)
 # In the order of the table; docs/measuring.md defines each.
 TIMES = ("kernel_us", "device_us", "in_graph_us", "call_us")
 # Speedups, TFLOP/s and bandwidth are computed from this time.
@@ -45,7 +46,8 @@ class Derived:
     """Time over the time of the multiply without communication: the faster of ``local`` and ``local_cublas``."""
     speedup_over_xla: float | None
     bus_bandwidth_gbps: float | None
-    """GB/s as nccl-tests defines it for all-gather; ``None`` for local multiplies, which don't communicate."""
+    """GB/s as nccl-tests defines it for all-gather and reduce-scatter; ``None`` for local multiplies, which don't
+    communicate."""
     overlap_efficiency: float | None
     """Fraction of the baseline's communication time that is hidden: (xla - t) / (xla - local)."""
     article_bound_us: float | None

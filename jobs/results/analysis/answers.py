@@ -1,4 +1,4 @@
-"""One sentence for each case: which implementation is fastest, and how it compares with all-gather then dot and local.
+"""One sentence for each case: which implementation is fastest, and how it compares with XLA and with local.
 
 Only equal numbers compete. A time counts where its check passed, on every island that measured the case; the slowest
 island's figure counts. A tuner's candidate competes with the heuristic's config of its own round, if it had as many
@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jobs.config.implementations import GATHERS, LOCALS
+from jobs.config.implementations import IN_TURN, LOCALS
 from jobs.config.schema import TuningSettings
 from jobs.records.case import Case
+from jobs.records.op import Op
 from jobs.records.row import AnyRow
 from jobs.results.analysis.derive import fastest_us
 from jobs.results.analysis.rounds import REFERENCE, complete_rounds, num_bursts, winner, winner_sentence
@@ -31,7 +32,7 @@ class Answer:
     time_us: float | None
     """Its headline time, on the slowest island where there are islands."""
     speedup: float | None
-    """Time of all-gather then dot over that time; ``None`` where it wasn't measured."""
+    """Time of XLA's communication and multiply in turn over that time; ``None`` where it wasn't measured."""
     ratio_to_local: float | None
     """That time over the multiply alone; ``None`` where it wasn't measured."""
     sentence: str
@@ -73,10 +74,10 @@ def _measured(case: Case, rows: Sequence[AnyRow]) -> Answer:
     fastest = min(slowest, key=lambda name: slowest[name][0])
     time_us, island = slowest[fastest]
     headlines = {row.implementation: row.headline_us for row in latest.values() if row.island == island}
-    gather_us, local_us = fastest_us(GATHERS, headlines), fastest_us(LOCALS, headlines)
-    speedup, ratio = gather_us and gather_us / time_us, local_us and time_us / local_us
-    parts = [] if fastest in GATHERS else [_against_gather(speedup)]
-    figures = " and ".join([*parts, _against_local(ratio)])
+    in_turn_us, local_us = fastest_us(IN_TURN, headlines), fastest_us(LOCALS, headlines)
+    speedup, ratio = in_turn_us and in_turn_us / time_us, local_us and time_us / local_us
+    parts = [] if fastest in IN_TURN else [_against_in_turn(case.op, speedup)]
+    figures = " and ".join([*parts, _against_local(case.op, ratio)])
     where = f" on {island}, the slowest of {len(islands)} islands" if island and len(islands) > 1 else ""
     verdict = "fastest" if len(slowest) > 1 else "the only one with a time"
     rivals = _rivals(fastest, {name: time for name, (time, _) in slowest.items()}, rows)
@@ -95,21 +96,21 @@ def _rivals(fastest: str, times_us: Mapping[str, float], rows: Sequence[AnyRow])
     return text
 
 
-def _against_gather(speedup: float | None) -> str:
+def _against_in_turn(op: Op, speedup: float | None) -> str:
     if speedup is None:
-        return "all-gather then dot has no time"
+        return f"{op.in_turn} has no time"
     if speedup < 1:
-        return f"{1 / speedup:.2f} times as long as all-gather then dot"
-    return f"{speedup:.2f} times as fast as all-gather then dot"
+        return f"{1 / speedup:.2f} times as long as {op.in_turn}"
+    return f"{speedup:.2f} times as fast as {op.in_turn}"
 
 
-def _against_local(ratio: float | None) -> str:
+def _against_local(op: Op, ratio: float | None) -> str:
     if ratio is None:
-        return "the multiply alone has no time"
+        return f"{op.alone} has no time"
     if ratio >= 2:
-        return f"{ratio:.1f} times as long as the multiply alone"
+        return f"{ratio:.1f} times as long as {op.alone}"
     percent = f"{100 * abs(ratio - 1):.1f} %"
-    return f"{percent} {'slower' if ratio >= 1 else 'faster'} than the multiply alone"
+    return f"{percent} {'slower' if ratio >= 1 else 'faster'} than {op.alone}"
 
 
 def _left_out(rows: Sequence[AnyRow], islands: Sequence[str | None]) -> str:

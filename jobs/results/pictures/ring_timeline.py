@@ -15,6 +15,7 @@ from cmkernel.config import KernelConfig, MatmulDimension
 from cmkernel.modelled_timeline import modelled_timeline
 from cmkernel.timeline import Interval, StepTimes
 from jobs.records.case import Case
+from jobs.records.op import Op
 from jobs.records.row import Row
 from jobs.results.pictures import selection, style
 from jobs.results.pictures.selection import Shown
@@ -30,9 +31,14 @@ _ARRIVAL = "#f2c879"
 def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
     """The timeline of ``mosaic_gpu``, from the rows that have one; where none has, the model's on H200s.
 
-    ``None`` with one rank, or without a 2-byte type. With islands, the fastest and the slowest one's.
+    ``None`` with one rank, without a 2-byte type, or without an all-gather matmul. With islands, the fastest and the
+    slowest one's.
     """
-    candidates = [row for row in rows if row.case.num_ranks > 1 and row.case.dtype != "float32"]
+    candidates = [
+        row
+        for row in rows
+        if row.case.op is Op.all_gather_matmul and row.case.num_ranks > 1 and row.case.dtype != "float32"
+    ]
     measured = [row for row in candidates if row.timeline]
     shapes = _shapes(measured or candidates)
     shown = shapes[:_MAX_CASES]

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from jobs.records.case import Case
+from jobs.records.op import Op
 from jobs.records.row import HEADLINE, Row
 from jobs.results.pictures.style import MAX_CASES, rank_of
 
 # In the order of a label, which drops the last ones first where the others tell the cases apart.
-_FIELDS = ("name", "m_shard", "k", "n_shard", "dtype", "num_ranks")
-_SHORT = {"num_ranks": "D"}
+_FIELDS = ("name", "op", "m_shard", "k", "n_shard", "dtype", "partial_dtype", "num_ranks")
+_SHORT = {"num_ranks": "D", "partial_dtype": "partials"}
 
 
 def first_cases(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -61,6 +62,9 @@ def shared(rows: Sequence[Row], device_kind: str | None, *more: str) -> str:
     """The line below a picture's title: what the cases of all ``rows`` have in common, then ``more``."""
     cases = [row.case for row in rows]
     fields = [field for field in _FIELDS if len({getattr(case, field) for case in cases}) == 1]
+    # What every job without other operations has in common goes without saying.
+    usual = {"op": Op.all_gather_matmul, "partial_dtype": None}
+    fields = [field for field in fields if getattr(cases[0], field) != usual.get(field, ...)]
     return ", ".join([*([device_kind] if device_kind else []), *(_named(field, cases[0]) for field in fields), *more])
 
 
@@ -103,5 +107,7 @@ def _values(case: Case, fields: Sequence[str]) -> tuple[object, ...]:
 
 
 def _named(field: str, case: Case) -> str:
-    value = getattr(case, field)
+    value = case.sent_dtype if field == "partial_dtype" else getattr(case, field)
+    if field == "op":
+        return case.op.short
     return str(value) if field in ("name", "dtype") else f"{_SHORT.get(field, field)}={value}"

@@ -56,6 +56,8 @@ _LOOKS = {
     "torch_fused": Look("#cc79a7", "X"),
     "xla": Look("#e69f00", "D"),
     "xla_cublas": Look("#f0e442", "d"),
+    "xla_sharded": Look("#b8860b", "<"),
+    "xla_windowed": Look("#6b5b00", ">"),
     "local": Look("#8f8f8f", "h"),
     "local_cublas": Look("#cfcfcf", "p"),
 }

@@ -13,6 +13,7 @@ from matplotlib.patheffects import withStroke
 from cmkernel import cost
 from jobs.config.implementations import LOCALS
 from jobs.records.case import Case
+from jobs.records.op import Op
 from jobs.records.row import HEADLINE, Row
 from jobs.results.pictures import selection, style
 from jobs.results.pictures.selection import Shown
@@ -50,14 +51,15 @@ def figure(rows: Sequence[Row], device_kind: str | None) -> Figure | None:
         ax.set_title(labels[case])
     for ax in axes[-2:]:
         ax.set_xlabel("time of a call (µs)")
+    has_gather = any(case.op is Op.all_gather_matmul for case in by_case)
     has_bounds = any(ax.get_lines() for ax in axes)
     style.head(
         drawing,
         "Time against the bound",
         selection.about(rows, device_kind, f"{HEADLINE} of the slowest rank", *left_out),
         [
-            Line2D([], [], label="local: the multiply alone, the fastest one", **_LOCAL),
-            Line2D([], [], label="JAX tutorial's bound: local + 6 µs · (D - 1)", **_BOUND),
+            Line2D([], [], label="local: the work without communication, the fastest one", **_LOCAL),
+            *([Line2D([], [], label="JAX tutorial's bound: local + 6 µs · (D - 1)", **_BOUND)] if has_gather else []),
         ]
         if has_bounds
         else [],
@@ -70,7 +72,8 @@ def _bars(ax: Axes, case: Case, shown: Sequence[Shown], *, inches: float) -> Non
     local_us = min(
         (bar.row.headline_us for bar in shown if bar.row.implementation in LOCALS and bar.row.headline_us), default=None
     )
-    bound_us = cost.article_bound_us(local_us, case.num_ranks) if local_us and case.num_ranks > 1 else local_us
+    has_bound = case.num_ranks > 1 and case.op is Op.all_gather_matmul
+    bound_us = cost.article_bound_us(local_us, case.num_ranks) if local_us and has_bound else local_us
     # The halo keeps a line visible on a dark bar.
     for line_us, line in ((local_us, _LOCAL), (bound_us, _BOUND)):
         if line_us is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cmkernel import cost, performance_model
+from cmkernel import cost, performance_model, scatter_model
 from jobs.records.case import Case
+from jobs.records.op import Op
 from jobs.records.row import HEADLINE, Row
 from jobs.results.pictures import selection, style
 from jobs.results.pictures.selection import Shown
@@ -94,22 +96,21 @@ def _model_lines(ax: Axes, cases: Sequence[Case], device_kind: str) -> None:
     m_shards = [max(round(first), 1)]
     while m_shards[-1] < last:
         m_shards.append(max(round(m_shards[-1] * 2 ** (1 / _POINTS_PER_DOUBLING)), m_shards[-1] + 1))
-    sizes = [
-        {"m_shard": m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks} for m_shard in m_shards
-    ]
-    lines = {
-        "MODELLED: roofline of the ring": (
-            [cost.expected_time(device, **s, dtype=case.dtype).overlapped_us for s in sizes],
-            "--",
-        )
-    }
-    if device_kind == _MODELLED_DEVICE:
-        lines["MODELLED: mosaic_gpu"] = ([_modelled_us(s) for s in sizes], "-")
+    of_sizes = [dataclasses.replace(case, m_shard=m_shard) for m_shard in m_shards]
+    lines = {"MODELLED: roofline of the ring": ([one.expected_time(device).overlapped_us for one in of_sizes], "--")}
+    if device_kind == _MODELLED_DEVICE and not case.op.is_layer:
+        lines["MODELLED: mosaic_gpu"] = ([_modelled_us(one) for one in of_sizes], "-")
     for label, (times_us, linestyle) in lines.items():
-        values = [100 * cost.flops(**s) / us * 1e-6 / device.peak_tflops for s, us in zip(sizes, times_us, strict=True)]
+        values = [100 * one.flops / us * 1e-6 / device.peak_tflops for one, us in zip(of_sizes, times_us, strict=True)]
         ax.plot(m_shards, values, color="black", linewidth=1.0, linestyle=linestyle, label=label, zorder=1)
 
 
-def _modelled_us(sizes: dict[str, int]) -> float:
-    config = performance_model.heuristic_config(**sizes, num_sms=performance_model.H200_NUM_SMS)
-    return performance_model.modelled_calls_us(config, **sizes, num_sms=performance_model.H200_NUM_SMS)["mosaic_gpu"]
+def _modelled_us(case: Case) -> float:
+    sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
+    sizes["num_sms"] = performance_model.H200_NUM_SMS
+    if case.op is Op.all_gather_matmul:
+        config = performance_model.heuristic_config(**sizes)
+        return performance_model.modelled_calls_us(config, **sizes)["mosaic_gpu"]
+    sizes["partial_bytes"] = cost.ITEMSIZE[case.sent_dtype]
+    scatter_config = scatter_model.scatter_heuristic_config(**sizes)
+    return scatter_model.modelled_scatter_calls_us(scatter_config, **sizes)["mosaic_gpu"]

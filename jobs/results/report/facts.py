@@ -17,7 +17,7 @@ _UNKNOWN = "not recorded"
 
 def title(runs: Sequence[RecordedRun]) -> str:
     """The cases and the devices in one line."""
-    names = _listed(row.case.name for run in runs for row in run.rows) or "no rows"
+    names = _listed(row.case.label for run in runs for row in run.rows) or "no rows"
     members, device = runs[0].members, runs[0].device_kind
     return f"cmkernel: {names}" + (f" on {len(members)} x {device}" if device else "")
 
@@ -29,7 +29,7 @@ def facts(runs: Sequence[RecordedRun]) -> list[tuple[str, str]]:
     cases = list(dict.fromkeys(row.case for row in rows))
     ranks = sorted({case.num_ranks for case in cases})
     what = [
-        f"{len(cases)} case{'' if len(cases) == 1 else 's'} in {_listed(case.dtype for case in cases)}",
+        f"{len(cases)} case{'' if len(cases) == 1 else 's'} in {_listed(case.types for case in cases)}",
         f"D = {_listed(map(str, ranks))} rank{'' if ranks == [1] else 's'}",
         _listed((row.implementation for row in rows), 12),
     ]

@@ -66,7 +66,7 @@ def failures(runs: Sequence[RecordedRun]) -> str:
             f"{row.check.max_error:.3g}",
             f"{row.check.relative_error:.3g}",
             f"{row.check.relative_tolerance:.3g}",
-            "exact" if row.check.integers_exact else "not exact",
+            row.check.integers,
         ]
         for origin, row in rows
         if row.check and row.failed
@@ -172,9 +172,9 @@ def _state(row: Row) -> str:
 def _case(row: Row) -> list[str]:
     case = row.case
     return [
-        case.name,
+        case.label,
         *map(str, (case.m_shard, case.k, case.n_shard)),
-        case.dtype,
+        case.types,
         str(case.num_ranks),
         row.implementation,
     ]

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from jobs.config.choices import Columns
+from jobs.records.case import Case
 from jobs.records.row import HEADLINE, TIMES, Row
 from jobs.results.terminal.wrapping import LOG_WIDTH
 
@@ -21,6 +22,8 @@ class View:
     columns: Columns = Columns.default
     width: int = LOG_WIDTH
     """Columns of the terminal. ``Columns.all`` may be wider."""
+    has_ops: bool = False
+    """True if the job measures anything but all-gather matmuls."""
     options: tuple[str, ...] = ()
     """Options of the config that the user set; each row of ``kernel.implementation`` repeats their values."""
 
@@ -58,6 +61,10 @@ def _number(value: float | None, width: int, scale: float = 1.0, digits: int | N
         digits = 4 if abs(value) < 1 else 2 if abs(value) < 1000 else 1
     text = f"{value:.{digits}f}"
     return text if len(text) <= width else f"{value:.{max(0, width - 7)}e}"
+
+
+def _op(case: Case) -> str:
+    return f"{case.op.short} {_DTYPES[case.partial_dtype]}" if case.partial_dtype else case.op.short
 
 
 def _time(name: str, width: int, meaning: str) -> Column:
@@ -99,6 +106,14 @@ def _derived(
 ISLAND = Column("island", "", 12, lambda row, _: row.island or NONE, left=True)
 COLUMNS = (
     Column("case", "", 11, lambda row, _: row.case.name, left=True, roomy=14),
+    Column(
+        "op",
+        "",
+        11,
+        lambda row, _: _op(row.case),
+        "operation; then the type that travels, where it isn't the operands'",
+        left=True,
+    ),
     Column("m_shard", "(rows)", 7, lambda row, _: str(row.case.m_shard)),
     Column("k", "", 5, lambda row, _: str(row.case.k), roomy=6),
     Column("n_shard", "(cols)", 7, lambda row, _: str(row.case.n_shard)),
@@ -113,11 +128,16 @@ COLUMNS = (
     _derived("bound", "(us)", 8, "article_bound_us", "local + 6 us x (D-1), as in the JAX tutorial"),
     _derived("TF/s", "", 5, "tflops_per_gpu", "TFLOP/s of one GPU, from in_graph_us", digits=1, roomy=7),
     _derived("util", "(%)", 5, "utilisation", "TF/s over the GPU's peak", scale=100.0, digits=1, roomy=6),
-    _derived("x local", "", 7, "ratio_to_local", "in_graph_us over the multiply alone's (fastest local)", digits=2),
+    _derived("x local", "", 7, "ratio_to_local", "in_graph_us over that of the work alone (fastest local)", digits=2),
     _derived(
-        "speedup", "", 7, "speedup_over_xla", "all-gather then dot's in_graph_us (fastest xla) over this one", digits=2
+        "speedup",
+        "",
+        7,
+        "speedup_over_xla",
+        "in_graph_us of xla (the fastest), one thing after the other, over this one",
+        digits=2,
     ),
-    _derived("busbw", "(GB/s)", 7, "bus_bandwidth_gbps", "bus bandwidth of the all-gather, as in nccl-tests"),
+    _derived("busbw", "(GB/s)", 7, "bus_bandwidth_gbps", "bus bandwidth of the exchange, as in nccl-tests"),
     _derived(
         "overlap",
         "(%)",
@@ -149,7 +169,8 @@ def shown(view: View, *, islands: bool) -> tuple[Column, ...]:
     columns = [*([ISLAND] if islands else []), *COLUMNS]
     if view.columns is Columns.all:
         return tuple(dataclasses.replace(column, width=max(column.width, column.roomy)) for column in columns)
-    columns = [column for column in columns if column.title not in _EXTRA]
+    hidden = _EXTRA if view.has_ops else _EXTRA | {"op"}
+    columns = [column for column in columns if column.title not in hidden]
     for title in _FIRST_TO_GO:
         if len(line(columns, [""] * len(columns))) <= view.width:
             break

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from cmkernel import cost
-from jobs.config.implementations import GATHERS, LOCALS
+from jobs.config.implementations import IN_TURN, LOCALS
 from jobs.config.schema import Settings
 from jobs.records.case import Case
 
@@ -57,16 +57,14 @@ class _Expected:
 
     @functools.cached_property
     def _times(self) -> cost.ExpectedTime:
-        case, device = self.case, cost.device_model(self.device_kind) or _UNKNOWN_DEVICE
-        sizes = {"m_shard": case.m_shard, "k": case.k, "n_shard": case.n_shard, "num_ranks": case.num_ranks}
-        return cost.expected_time(device, **sizes, dtype=case.dtype)
+        return self.case.expected_time(cost.device_model(self.device_kind) or _UNKNOWN_DEVICE)
 
     def calls_s(self, name: str, num_calls: float, num_dispatched: float) -> float:
         """Time of ``num_calls`` calls of an implementation in ``num_dispatched`` dispatches."""
         of_call_us = self._times.overlapped_us
         if name in LOCALS:
             of_call_us = self._times.local_us
-        elif name in GATHERS:
+        elif name in IN_TURN:
             of_call_us = self._times.serial_us
         overhead_us = _CALL_US if self.has_model else _UNKNOWN_CALL_US
         return (num_calls * of_call_us + num_dispatched * overhead_us) * 1e-6

@@ -11,6 +11,7 @@ from jobs.config.choices import Columns
 from jobs.config.schema import TuningSettings
 from jobs.records.case import Case
 from jobs.records.layout import Layout
+from jobs.records.op import Op
 from jobs.records.row import AnyRow, Row
 from jobs.results.analysis.answers import answers
 from jobs.results.analysis.rounds import REFERENCE, changes
@@ -44,7 +45,7 @@ def header_lines(
     named = [f"{name} {version}" for name, version in versions.items()] + [f"driver {driver}" for driver in drivers]
     modelled = any(expected is not None for _, expected in cases)
     lines = [
-        f"# Ring all-gather matmul: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}"
+        f"# {_title(cases)}: {_count(len(members), 'rank')} on {_count(len(hosts), 'host')}"
         + (" in each island" if island else ""),
         *device_lines(members, island),
         f"# Versions : {', '.join(named)}",
@@ -56,7 +57,7 @@ def header_lines(
             else ""
         ),
     ]
-    lines += [f"#   {case}{_expected(expected) if expected else ''}" for case, expected in cases]
+    lines += [f"#   {case}{_expected(case, expected) if expected else ''}" for case, expected in cases]
     return lines
 
 
@@ -76,7 +77,11 @@ def host_lines(hosts: Layout, cases: Sequence[Case], device_kind: str) -> list[s
         f"# Hosts    : {hosts.num_hosts} of {_count(hosts.ranks_per_host[0], 'rank')}; modelled with "
         f"{links.link_gbytes_per_s:g} GB/s within a host and {links.nics_per_host} x {links.nic_gbytes_per_s:g} GB/s "
         "to the others" + ("; a multiply of unknown peak counts as nothing" if unknown else ""),
-        *(f"#   {case}  {hosts.expected_rings(case, device_kind)}" for case in cases),
+        *(
+            f"#   {case}  {hosts.expected_rings(case, device_kind)}"
+            for case in cases
+            if case.op is Op.all_gather_matmul
+        ),
     ]
 
 
@@ -151,7 +156,7 @@ def footer_lines(
             f"# FAILED {row.implementation} on {row.case}{_of_island(row)}",
             f"#   rank {ranks}: {check.num_wrong} of {check.num_elements} elements wrong, largest error "
             f"{check.max_error:.3g}, relative error {check.relative_error:.3g} (tolerance "
-            f"{check.relative_tolerance:.3g}), integers {'exact' if check.integers_exact else 'not exact'}",
+            f"{check.relative_tolerance:.3g}), integers {check.integers}",
         ]
     # nccl-tests' own words: scripts look for them.
     if len(rows) > len(not_run):
@@ -166,11 +171,19 @@ def footer_lines(
     return wrapped(lines, width)
 
 
-def _expected(expected: ExpectedTime) -> str:
-    return (
-        f"  expected: ring {expected.overlapped_us:.1f} us, all-gather then dot {expected.serial_us:.1f} us; "
-        f"bound {expected.article_bound_us:.1f} us"
-    )
+def _expected(case: Case, expected: ExpectedTime) -> str:
+    bound = f"; bound {expected.article_bound_us:.1f} us" if case.op is Op.all_gather_matmul else ""
+    return f"  expected: ring {expected.overlapped_us:.1f} us, {case.op.in_turn} {expected.serial_us:.1f} us{bound}"
+
+
+def _title(cases: Sequence[tuple[Case, ExpectedTime | None]]) -> str:
+    titles = {
+        Op.all_gather_matmul: "Ring all-gather matmul",
+        Op.matmul_reduce_scatter: "Ring matmul reduce-scatter",
+        Op.mlp: "MLP",
+        Op.mlp_grad: "MLP with gradients",
+    }
+    return ", ".join(dict.fromkeys(titles[case.op] for case, _ in cases)) or titles[Op.all_gather_matmul]
 
 
 def _of_island(row: AnyRow) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jobs.records.case import Case
+from jobs.records.op import Op
 from jobs.records.row import HEADLINE, RowSummary
 from jobs.results.wandb import per_rank
 from jobs.results.wandb.metrics import case_name
@@ -70,7 +71,7 @@ def _utilisation(rows: Sequence[RowSummary]) -> Chart:
         [
             row.case.m_shard,
             100 * derived.utilisation if has_peak and derived.utilisation is not None else derived.tflops_per_gpu,
-            f"{row.implementation} {row.case.k}x{row.case.n_shard} {row.case.dtype}",
+            f"{row.implementation} {_weight(row.case)} {row.case.types}",
         ]
         for row, derived in known
     ]
@@ -78,6 +79,11 @@ def _utilisation(rows: Sequence[RowSummary]) -> Chart:
         lines = []
     columns = ("m_shard", y, "implementation")
     return Chart("utilisation", "line", "Utilisation against size", "m_shard", y, columns, lines, "implementation")
+
+
+def _weight(case: Case) -> str:
+    sizes = f"{case.k}x{case.n_shard}"
+    return sizes if case.op is Op.all_gather_matmul else f"{case.op.short} {sizes}"
 
 
 def _ranks(per_rank_lines: Sequence[Sequence[Any]]) -> Chart:

@@ -8,6 +8,7 @@ from functools import partial
 
 from jobs.records.case import Case
 from jobs.records.member import Member
+from jobs.records.op import Op
 from jobs.records.row import HEADLINE, TIMES, RowSummary
 from jobs.results.analysis.best import best
 
@@ -41,7 +42,7 @@ def _derived(name: str, scale: float, row: RowSummary) -> float | None:
 
 def _case(name: str, row: RowSummary) -> Scalar:
     value: Scalar = getattr(row.case, name)
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 def _gpus(choose: Callable[[Iterable[float]], float], name: str, row: RowSummary) -> float | None:
@@ -66,7 +67,9 @@ OF_ROW = (
         Metric(f"case/{name}", unit, partial(_case, name))
         for name, unit in (("name", ""), ("m_shard", "rows"), ("k", ""), ("n_shard", "columns"))
     ),
+    Metric("case/op", "", partial(_case, "op")),
     Metric("case/dtype", "", partial(_case, "dtype")),
+    Metric("case/partial_dtype", "", lambda row: row.case.partial_dtype),
     Metric("case/num_ranks", "ranks", partial(_case, "num_ranks")),
     Metric("case/implementation", "", lambda row: row.implementation),
     Metric("attempt", "", lambda row: row.attempt),
@@ -120,7 +123,9 @@ def history(row: RowSummary, case_number: int) -> dict[str, Scalar]:
 def case_name(case: Case) -> str:
     """Prefix of a case's names in the summary."""
     # W&B nests the summary at dots.
-    return f"{case.name.replace('.', '_')}/{case.m_shard}x{case.k}x{case.n_shard}/{case.dtype}"
+    name = case.name.replace(".", "_") + ("" if case.op is Op.all_gather_matmul else f"/{case.op}")
+    types = case.dtype + (f"_{case.partial_dtype}_partials" if case.partial_dtype else "")
+    return f"{name}/{case.m_shard}x{case.k}x{case.n_shard}/{types}"
 
 
 def case_summary(rows: Mapping[str, RowSummary], *, passed: bool) -> dict[str, Scalar]:

@@ -23,7 +23,7 @@ def lines(row: AnyRow, members: Sequence[Member]) -> list[list[Any]]:
     for member in members:
         gpu = telemetry.get(member.rank)
         table.append(
-            [case.name, case.m_shard, case.k, case.n_shard, case.dtype, row.implementation]
+            [case.label, case.m_shard, case.k, case.n_shard, case.types, row.implementation]
             + [row.island, member.rank, member.host, member.device_kind]
             + [_median(row, name, member.rank) for name in TIMES]
             + ([gpu.sm_clock_mhz, gpu.power_w, " ".join(gpu.throttle_reasons)] if gpu else [None, None, None])
