@@ -67,13 +67,19 @@ def _compare(result: jax.Array, lhs: jax.Array, rhs: jax.Array, extra: jax.Array
     return compare_within(result, expected, unit_roundoff(result.dtype) * jnp.abs(expected) + accumulated + extra)
 
 
-def compare_within(result: jax.Array, expected: jax.Array, tolerance: jax.Array) -> Comparison:
-    """Measure ``result`` against ``expected``, where each element may differ by its ``tolerance``; all ``[m, n]``."""
+def compare_within(
+    result: jax.Array, expected: jax.Array, tolerance: jax.Array, typical: jax.Array | None = None
+) -> Comparison:
+    """Measure ``result`` against ``expected``, where each element may differ by its ``tolerance``; all ``[m, n]``.
+
+    The norm of the errors may be that of ``typical``, by default ``tolerance``.
+    """
     error = jnp.abs(result.astype(jnp.float32) - expected)
     # `not <=` rather than `>`, so that a NaN counts as wrong.
     num_wrong = count(~(error <= tolerance))
     norm = jnp.linalg.norm(expected)
-    return Comparison(num_wrong, jnp.max(error), jnp.linalg.norm(error) / norm, jnp.linalg.norm(tolerance) / norm)
+    allowed = jnp.linalg.norm(tolerance if typical is None else typical)
+    return Comparison(num_wrong, jnp.max(error), jnp.linalg.norm(error) / norm, allowed / norm)
 
 
 def compare_reduced(

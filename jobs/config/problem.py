@@ -49,7 +49,7 @@ def ops_of(problem: ProblemSettings) -> tuple[Op, ...]:
     Raises:
       UsageError: an operation is unknown.
     """
-    ops = _as_list(problem.op or Op.all_gather_matmul)
+    ops = _as_list(Op.all_gather_matmul if problem.op is None else problem.op)
     for op in ops or [None]:
         if op not in tuple(Op):
             raise UsageError(f"problem.op={problem.op} must be one of {', '.join(Op)}, or a list of them")

@@ -24,13 +24,13 @@ class LayerSettings:
     """One layer of a model, by the size ``[k, n]`` of its whole weight, which is split over the ranks."""
 
     name: str = MISSING
-    op: Op = Op.all_gather_matmul
-    """all_gather_matmul: every rank holds ``n / num_ranks`` columns. matmul_reduce_scatter: ``k / num_ranks`` rows.
-    mlp: n is the width of gate, up and down, and every rank holds ``n / num_ranks``; mlp_grad takes the same layers."""
     k: int = MISSING
     n: int = MISSING
     m_shard: list[int] = field(default_factory=list)
-    """Rows of lhs on each rank: one case for each value."""
+    """Rows of each rank's shard: one case for each value."""
+    op: Op = Op.all_gather_matmul
+    """all_gather_matmul: every rank holds ``n / num_ranks`` columns. matmul_reduce_scatter: ``k / num_ranks`` rows.
+    mlp: n is the width of gate, up and down, and every rank holds ``n / num_ranks``; mlp_grad takes the same layers."""
 
 
 @dataclass

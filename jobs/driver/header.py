@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cmkernel import cost
 from jobs.driver.ranks import Ranks
 from jobs.records.case import Case
+from jobs.records.work import expected_time
 from jobs.results.terminal import table
 
 
@@ -20,7 +21,7 @@ def header_lines(ranks: Ranks, cases: Sequence[Case], island: str | None) -> lis
             members=[dataclasses.asdict(member) for member in ranks.members],
             versions=ranks.members[0].versions,
             links=", ".join(sorted(set(ranks.links()))),
-            cases=[(case, case.expected_time(model) if model else None) for case in cases],
+            cases=[(case, expected_time(case, model) if model else None) for case in cases],
             island=island,
         ),
         *table.host_lines(ranks.layout, cases, ranks.device_kind),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from cmkernel import cost
 from jobs.records.op import Op
 
 
@@ -47,28 +46,3 @@ class Case:
     def sent_dtype(self) -> str:
         """Type of the partial sums that a reduce-scatter sends."""
         return self.partial_dtype or self.dtype
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of one rank's multiplies. A backward pass has two for each one of the forward."""
-        multiplies = {Op.mlp: 3, Op.mlp_grad: 9}.get(self.op, 1)
-        sizes = {"m_shard": self.m_shard, "k": self.k, "n_shard": self.n_shard}
-        return multiplies * cost.flops(**sizes, num_ranks=self.num_ranks)
-
-    @property
-    def exchanged_bytes(self) -> int:
-        """Bytes that a rank sends to each of the others in a call.
-
-        ``mlp_grad`` gathers the input twice, as only its shard is kept for the backward pass, and the gradient of the
-        result once; it scatters the result and the gradient of the input.
-        """
-        rows = {"num_ranks": 1, "m_shard": self.m_shard}
-        if self.op is Op.matmul_reduce_scatter:
-            return cost.gathered_bytes(**rows, k=self.n_shard, dtype=self.sent_dtype)
-        gathers, scatters = {Op.mlp: (1, 1), Op.mlp_grad: (3, 2)}.get(self.op, (1, 0))
-        gathered = cost.gathered_bytes(**rows, k=self.k, dtype=self.dtype)
-        return gathers * gathered + scatters * cost.gathered_bytes(**rows, k=self.k, dtype=self.sent_dtype)
-
-    def expected_time(self, device: cost.DeviceModel) -> cost.ExpectedTime:
-        """Roofline of the case on ``device``."""
-        return cost.roofline(device, flops=self.flops, exchanged_bytes=self.exchanged_bytes, num_ranks=self.num_ranks)

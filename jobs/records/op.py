@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from cmkernel.config import Op as FunctionName
+if TYPE_CHECKING:
+    from cmkernel.config import Op as FunctionName
 
 
 class Op(StrEnum):
@@ -32,7 +33,7 @@ class Op(StrEnum):
     def function(self) -> FunctionName:
         """Function of cmkernel that the operation is; a layer has none."""
         assert not self.is_layer
-        return cast(FunctionName, self.value)
+        return cast("FunctionName", self.value)
 
     @property
     def alone(self) -> str:

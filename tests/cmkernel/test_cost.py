@@ -26,9 +26,9 @@ def test_expected_time_on_an_h200(num_ranks, local_us):
     assert expected.local_us == pytest.approx(local_us, abs=0.1)
     exchanges = num_ranks - 1
     # 8.4 MB at 450 GB/s take 18.6 us: less than a step's multiply, so the ring hides them all.
-    assert expected.gather_us == pytest.approx(exchanges * 18.64, abs=0.01)
+    assert expected.exchange_us == pytest.approx(exchanges * 18.64, abs=0.01)
     assert expected.overlapped_us == pytest.approx(expected.local_us)
-    assert expected.serial_us == pytest.approx(expected.local_us + expected.gather_us)
+    assert expected.serial_us == pytest.approx(expected.local_us + expected.exchange_us)
     assert expected.article_bound_us == pytest.approx(expected.local_us + 6 * exchanges)
 
 
@@ -40,7 +40,7 @@ def test_a_narrow_weight_leaves_the_exchange_exposed():
 
 def test_one_rank_communicates_nothing():
     expected = cost.expected_time(cost.device_model("NVIDIA H200"), **TUTORIAL, num_ranks=1, dtype="float16")
-    assert expected.gather_us == 0
+    assert expected.exchange_us == 0
     assert expected.local_us == expected.serial_us == expected.overlapped_us == expected.article_bound_us
 
 

@@ -8,6 +8,7 @@ from cmkernel import cost
 from jobs.records.case import Case
 from jobs.records.op import Op
 from jobs.records.row import Derived
+from jobs.records.work import exchanged_bytes, flops
 
 
 def fastest_us(names: Sequence[str], headlines: Mapping[str, float | None]) -> float | None:
@@ -28,7 +29,7 @@ def derive(
     """Compute the figures of a row. ``t = headline_us`` is in microseconds, ``D`` is the number of ranks.
 
     - ``tflops_per_gpu = flops / t``, in TFLOP/s, with ``flops = 2 * (D * m_shard) * k * n_shard`` for a multiply
-      (``Case.flops``).
+      (``jobs.records.work``).
     - ``utilisation``: ``tflops_per_gpu`` over the device's dense tensor-core peak for the dtype, by its datasheet
       (``cmkernel.cost``).
     - ``ratio_to_local = t / local_us``: ``local`` is the same multiply without communication, by XLA or cuBLAS,
@@ -60,7 +61,7 @@ def derive(
         if time_us is not None and not time_us > 0:
             raise ValueError(f"{case}: {name}={time_us} must be greater than 0")
     num_ranks = case.num_ranks
-    tflops = case.flops / headline_us * 1e-6
+    tflops = flops(case) / headline_us * 1e-6
     peak = cost.peak_tflops(device_kind, case.dtype)
     return Derived(
         tflops_per_gpu=tflops,
@@ -76,7 +77,7 @@ def derive(
 
 
 def _bus_bandwidth_gbps(case: Case, time_us: float) -> float:
-    return (case.num_ranks - 1) * case.exchanged_bytes / time_us * 1e-3
+    return (case.num_ranks - 1) * exchanged_bytes(case) / time_us * 1e-3
 
 
 def _overlap(time_us: float, local_us: float | None, xla_us: float | None) -> float | None:

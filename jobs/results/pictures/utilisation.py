@@ -12,6 +12,7 @@ from cmkernel import cost, performance_model, scatter_model
 from jobs.records.case import Case
 from jobs.records.op import Op
 from jobs.records.row import HEADLINE, Row
+from jobs.records.work import expected_time, flops
 from jobs.results.pictures import selection, style
 from jobs.results.pictures.selection import Shown
 
@@ -97,11 +98,11 @@ def _model_lines(ax: Axes, cases: Sequence[Case], device_kind: str) -> None:
     while m_shards[-1] < last:
         m_shards.append(max(round(m_shards[-1] * 2 ** (1 / _POINTS_PER_DOUBLING)), m_shards[-1] + 1))
     of_sizes = [dataclasses.replace(case, m_shard=m_shard) for m_shard in m_shards]
-    lines = {"MODELLED: roofline of the ring": ([one.expected_time(device).overlapped_us for one in of_sizes], "--")}
+    lines = {"MODELLED: roofline of the ring": ([expected_time(one, device).overlapped_us for one in of_sizes], "--")}
     if device_kind == _MODELLED_DEVICE and not case.op.is_layer:
         lines["MODELLED: mosaic_gpu"] = ([_modelled_us(one) for one in of_sizes], "-")
     for label, (times_us, linestyle) in lines.items():
-        values = [100 * one.flops / us * 1e-6 / device.peak_tflops for one, us in zip(of_sizes, times_us, strict=True)]
+        values = [100 * flops(one) / us * 1e-6 / device.peak_tflops for one, us in zip(of_sizes, times_us, strict=True)]
         ax.plot(m_shards, values, color="black", linewidth=1.0, linestyle=linestyle, label=label, zorder=1)
 
 

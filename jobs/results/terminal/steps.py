@@ -11,6 +11,7 @@ from cmkernel import cost
 from jobs.config.implementations import IN_TURN, LOCALS
 from jobs.config.schema import Settings
 from jobs.records.case import Case
+from jobs.records.work import expected_time
 
 # Rough time to compile one program. In a short job that is most of the time.
 _COMPILE_S = 0.5
@@ -57,7 +58,7 @@ class _Expected:
 
     @functools.cached_property
     def _times(self) -> cost.ExpectedTime:
-        return self.case.expected_time(cost.device_model(self.device_kind) or _UNKNOWN_DEVICE)
+        return expected_time(self.case, cost.device_model(self.device_kind) or _UNKNOWN_DEVICE)
 
     def calls_s(self, name: str, num_calls: float, num_dispatched: float) -> float:
         """Time of ``num_calls`` calls of an implementation in ``num_dispatched`` dispatches."""

@@ -91,7 +91,8 @@ def column_lines(view: View = DEFAULT_VIEW, *, islands: bool = False) -> list[st
     titles = [column.title for column in columns]
     explained = ["Times: the slowest rank's median in microseconds; - if not measured."]
     explained += [f"{column.title}: {column.meaning}" for column in columns if column.meaning]
-    if hidden := [column.title for column in COLUMNS if column.title not in titles]:
+    # A job with one operation needs no column for it.
+    if hidden := [column.title for column in COLUMNS if column.title not in (*titles, "op")]:
         explained.append(f"Not shown: {', '.join(hidden)}; results.columns=all shows them.")
     return [
         "#",

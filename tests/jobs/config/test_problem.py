@@ -5,7 +5,10 @@ import pytest
 from jobs.config.problem import expand, resolve_problem
 from jobs.config.schema import LayerSettings, ProblemSettings
 from jobs.errors import UsageError
+from jobs.records.op import Op
 from tests.jobs.composed import composed
+
+SIZES = {"m_shard": 64, "k": 64, "n_shard": 64}
 
 
 def test_llama3_is_ten_cases_whose_columns_the_ranks_share():
@@ -23,6 +26,36 @@ def test_lists_expand_to_their_combinations():
     assert len(cases) == len(set(cases)) == 2 * 3 * 2
     assert {c.dtype for c in cases} == {"bfloat16", "float16"}
     assert all(c.num_ranks == 4 for c in cases)
+
+
+def test_an_operation_takes_its_layers_of_llama3():
+    """The ranks share the rows of the weight behind a reduce-scatter, and the width of an MLP."""
+    ops = "problem.op=[matmul_reduce_scatter,mlp,mlp_grad]"
+    cases = expand(composed("problem=llama3", ops, "problem.m_shard=16").problem, num_ranks=8)
+    sizes = [(c.op, c.name, c.k, c.n_shard) for c in cases]
+    assert sizes[:2] == [
+        (Op.matmul_reduce_scatter, "8b_out", 4096 // 8, 4096),
+        (Op.matmul_reduce_scatter, "8b_down", 14336 // 8, 4096),
+    ]
+    layers = [("8b", 4096, 14336 // 8), ("70b", 8192, 28672 // 8)]
+    assert sizes[4:] == [(op, *layer) for op in (Op.mlp, Op.mlp_grad) for layer in layers]
+
+
+def test_partial_sums_have_types_where_there_are_any():
+    options = {"op": ["all_gather_matmul", "matmul_reduce_scatter"], "dtype": ["bf16", "f32"]}
+    problem = ProblemSettings(name="x", **SIZES, **options, partial_dtype="f32")
+    cases = [(c.op.short, c.dtype, c.partial_dtype, c.sent_dtype) for c in expand(problem, num_ranks=2)]
+    assert cases == [
+        ("AG-GEMM", "bfloat16", None, "bfloat16"),
+        ("AG-GEMM", "float32", None, "float32"),
+        ("GEMM-RS", "bfloat16", "float32", "float32"),
+        ("GEMM-RS", "float32", None, "float32"),
+    ]
+    both = ProblemSettings(name="x", **SIZES, op="mlp", partial_dtype=["bf16", "f32"])
+    assert [c.partial_dtype for c in expand(both, num_ranks=2)] == [None, "float32"]
+    labels = [str(c) for c in expand(both, num_ranks=2)]
+    assert labels[0] == "x mlp m_shard=64 k=64 n_shard=64 bfloat16 D=2"
+    assert labels[1] == "x mlp m_shard=64 k=64 n_shard=64 bfloat16 partials=float32 D=2"
 
 
 def test_m_shard_replaces_that_of_layers():
@@ -57,6 +90,20 @@ def test_auto_fills_in_only_what_is_not_given():
         ({"m_shard": 64, "k": 64, "n_shard": 64, "dtype": [["bf16"]]}, r"problem.dtype=\['bf16'\] must be one of"),
         ({"m_shard": 64, "k": 64, "n_shard": 64, "dtype": "int8"}, r"problem.dtype=int8 must be one of bfloat16"),
         ({"m_shard": 64}, r"has no case"),
+        (
+            {**SIZES, "op": "gemm"},
+            r"problem.op=gemm must be one of all_gather_matmul, matmul_reduce_scatter, mlp, mlp_",
+        ),
+        ({**SIZES, "op": ["mlp", 3]}, r"problem.op=\['mlp', 3\] must be one of"),
+        ({**SIZES, "op": []}, r"problem.op=\[\] must be one of"),
+        ({**SIZES, "op": "mlp", "partial_dtype": "f16"}, r"partial_dtype=float16 must be float32, or .*dtype=bfloat16"),
+        ({**SIZES, "op": "mlp", "partial_dtype": "f8"}, r"problem.partial_dtype=f8 must be one of"),
+        ({**SIZES, "op": "mlp", "n_shard": 12}, r"problem.n_shard=12 must be a multiple of 8 with problem.op=mlp"),
+        ({"op": "mlp", "layers": [LayerSettings("qkv", 64, 96, [8])]}, r"problem.op=mlp: none of problem.layers"),
+        (
+            {"op": "matmul_reduce_scatter", "layers": [LayerSettings("out", 64, 96, [8], Op.matmul_reduce_scatter)]},
+            r"layers\[out\].k=64 must be a multiple of .* ranks, 3",
+        ),
         ({"k": 64, "layers": [LayerSettings("qkv", 64, 64, [8])]}, r"problem.k=64 can't be combined"),
         ({"layers": [LayerSettings("qkv", 64, 100, [8])]}, r"layers\[qkv\].n=100 must be a multiple of .* ranks, 3"),
     ],

@@ -19,7 +19,7 @@ def test_the_defaults_are_valid():
 
 def test_groups_and_dotted_overrides():
     got = composed("problem=llama3", "kernel=mosaic_gpu", "kernel.tile_m=64", "kernel.wg_dimension=M", "wandb=disabled")
-    assert len(got.problem.layers) == 4
+    assert len(got.problem.layers) == 10
     assert got.kernel.config["tile_m"] == 64
     assert got.kernel.config["wg_dimension"].name == "M"
     assert got.wandb.mode is WandbMode.disabled
@@ -49,6 +49,30 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (
+            ["problem.op=mlp", "kernel=ppermute_two_level"],
+            r"implementation=ppermute_two_level has no mlp; it has all_gather_matmul; problem.op=mlp needs another one",
+        ),
+        (
+            ["problem.op=[all_gather_matmul,matmul_reduce_scatter]", "kernel=mosaic_gpu_simple"],
+            r"kernel.implementation=mosaic_gpu_simple has no matmul_reduce_scatter",
+        ),
+        (
+            ["problem.op=mlp_grad", "kernel=ppermute", "kernel.num_chunks=2"],
+            r"kernel.num_chunks is set, but .* two ker",
+        ),
+        (
+            ["problem.op=matmul_reduce_scatter", "kernel=mosaic_gpu", "kernel.num_comm_ctas=4"],
+            r"kernel.num_comm_ctas is set, but .*mosaic_gpu with problem.op=matmul_reduce_scatter has no such option",
+        ),
+        (
+            ["problem.op=matmul_reduce_scatter", "kernel=mosaic_gpu", "kernel.epi_tile_n=16"],
+            r"kernel.epi_tile_n=16 must be a multiple of 32",
+        ),
+        (
+            ["problem.op=conv"],
+            r"problem.op=conv must be one of all_gather_matmul, matmul_reduce_scatter, mlp, mlp_grad",
+        ),
         (["+kernel.tile=3"], r"kernel.tile is no option; kernel has implementation, table, tile_m"),
         (["+extra=1"], r"extra is no option; the config has problem, kernel"),
         (["timing.iterations=0"], r"timing.iterations=0 must be greater than 0"),
@@ -57,7 +81,7 @@ def test_hydra_refuses_what_the_schema_does_not_have(override, message):
         (["cluster.gpu_memory_fraction=1.5"], r"cluster.gpu_memory_fraction=1.5 must be in \(0, 1\]"),
         (
             ["timing.baselines=[nccl]"],
-            r"'nccl' is none of mosaic_gpu, .*, xla, xla_cublas, local, local_cublas, jax_ring, torch_fused",
+            r"'nccl' is none of mosaic_gpu, .*, xla, xla_cublas, .*, local, local_cublas, jax_ring, torch_fused",
         ),
         (["kernel=xla", "kernel.tile_m=64"], r"kernel.tile_m is set, but kernel.implementation=xla takes no config"),
         (["kernel=ppermute_two_level", "kernel.tile_m=64"], r"implementation=ppermute_two_level takes no config"),

@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 from cmkernel import hardware
 from jobs.measure import inputs, jax_ring, programs
 from jobs.measure.programs import Request
+from jobs.records.case import Case
 from tests.jobs.composed import composed
 
 REQUEST = Request("baseline", "jax_ring")
@@ -24,9 +25,17 @@ def mesh_of(num_ranks):
 
 def operands(mesh, dtype, *, m_shard=256, k=512, n_shard=384):
     num_ranks = mesh.size
-    return inputs.Operands(
-        jax.ShapeDtypeStruct((num_ranks * m_shard, k), dtype), jax.ShapeDtypeStruct((k, num_ranks * n_shard), dtype)
+    return (
+        jax.ShapeDtypeStruct((num_ranks * m_shard, k), dtype),
+        jax.ShapeDtypeStruct((k, num_ranks * n_shard), dtype),
     )
+
+
+def built(mesh, example):
+    (rows, k), columns = example[0].shape, example[1].shape[1]
+    sizes = {"m_shard": rows // mesh.size, "k": k, "n_shard": columns // mesh.size}
+    case = Case(name="x", **sizes, dtype=example[0].dtype.name, num_ranks=mesh.size)
+    return programs.build(REQUEST, case, mesh, example, chain_length=5)
 
 
 @pytest.fixture
@@ -74,16 +83,16 @@ def test_shapes_that_no_tiles_divide(shape, message):
 def test_call_and_chain_lower_for_cuda(hopper, dtype):
     mesh = mesh_of(8)
     lhs, rhs = operands(mesh, dtype)
-    program = programs.build(REQUEST, mesh, (lhs, rhs), chain_length=5)
+    program = built(mesh, (lhs, rhs))
     assert program.opened.implementation == "jax_ring"
     assert program.opened.config["tile_k"] == 64
 
     call = program.call.trace(lhs, rhs).lower(lowering_platforms=("cuda",)).as_text()
-    chain = program.chain.trace([lhs] * 2, [rhs] * 2).lower(lowering_platforms=("cuda",)).as_text()
+    chain = program.chain.trace([(lhs, rhs)] * 2).lower(lowering_platforms=("cuda",)).as_text()
     for text in (call, chain):
         assert text.count("custom_call @mosaic_gpu") == 1
         assert text.count("optimization_barrier") == 3, "one for each array: together they would be a tuple"
-    assert chain.count("call @all_gather_matmul") == 5
+    assert chain.count("call @function") == 5
 
 
 def test_what_it_cannot_run_is_refused_with_the_reason(hopper, monkeypatch):
@@ -92,12 +101,12 @@ def test_what_it_cannot_run_is_refused_with_the_reason(hopper, monkeypatch):
         (1, jnp.float16, "2 ranks"),
     ):
         with pytest.raises(NotImplementedError, match=reason):
-            programs.build(REQUEST, mesh_of(num_ranks), operands(mesh_of(num_ranks), dtype), chain_length=2)
+            built(mesh_of(num_ranks), operands(mesh_of(num_ranks), dtype))
     with pytest.raises(ValueError, match="m_shard=100 and"):
-        programs.build(REQUEST, mesh_of(8), operands(mesh_of(8), jnp.float16, m_shard=100), chain_length=2)
+        built(mesh_of(8), operands(mesh_of(8), jnp.float16, m_shard=100))
     monkeypatch.undo()
     with pytest.raises(NotImplementedError, match="jax_ring can't run here: platform='cpu' must be 'gpu'"):
-        programs.build(REQUEST, mesh_of(8), operands(mesh_of(8), jnp.float16), chain_length=2)
+        built(mesh_of(8), operands(mesh_of(8), jnp.float16))
 
 
 def test_without_absl_it_is_refused(monkeypatch):

@@ -12,6 +12,10 @@ import pytest
 
 from jobs.measure import programs, torch_fused
 from jobs.measure.programs import Request
+from jobs.records.case import Case
+from jobs.records.op import Op
+
+CASE = Case(name="tiny", m_shard=16, k=64, n_shard=32, dtype="bfloat16", num_ranks=2)
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def test_a_group_is_joined_once():
 
 def test_no_program_without_a_process_group():
     with pytest.raises(NotImplementedError, match="no process group"):
-        programs.build(Request("baseline", "torch_fused"), None, (None, None), chain_length=2)
+        programs.build(Request("baseline", "torch_fused"), CASE, None, (None, None), chain_length=2)
 
 
 def test_what_torch_raises_is_a_reason_of_one_line(capsys):
@@ -57,7 +61,7 @@ def test_what_torch_raises_is_a_reason_of_one_line(capsys):
             raise RuntimeError("rendezvous\n  failed " + "x" * 1000)
 
     with pytest.raises(NotImplementedError, match=r"^RuntimeError: rendezvous failed x+ \.\.\.$") as error:
-        torch_fused.build(Broken(0, 2), None, None, chain_length=2)
+        torch_fused.build(Broken(0, 2), Op.all_gather_matmul, None, None, chain_length=2)
     assert len(str(error.value)) < 320
     assert "Traceback" in capsys.readouterr().err
 
@@ -69,7 +73,7 @@ def group():
     group.torch = types.SimpleNamespace(
         from_dlpack=torch.from_dlpack, cuda=types.SimpleNamespace(synchronize=lambda: None)
     )
-    group.multiply = torch.mm
+    group.multiply = lambda op, lhs, rhs: torch.mm(lhs, rhs)
     return group
 
 
@@ -78,9 +82,10 @@ def test_an_eager_chain_ends_with_the_result_of_its_last_operands(group):
     lhs_sets = [group.take(jnp.asarray(rng.standard_normal((16, 64)), jnp.float32)) for _ in range(3)]
     rhs_sets = [group.take(jnp.asarray(rng.standard_normal((64, 32)), jnp.float32)) for _ in range(3)]
     before = [lhs.clone() for lhs in lhs_sets]
-    chain = torch_fused.Chain(group, 5)
-    chain.captures = False
-    np.testing.assert_array_equal(chain(lhs_sets, rhs_sets).tensor, lhs_sets[1] @ rhs_sets[1])
+    multiplies = torch_fused.Multiplies(group, Op.all_gather_matmul, 5)
+    multiplies.captures = False
+    last = multiplies.chain(list(zip(lhs_sets, rhs_sets, strict=True)))
+    np.testing.assert_array_equal(last.tensor, lhs_sets[1] @ rhs_sets[1])
     np.testing.assert_array_equal(before, lhs_sets, "the operands are jax's")
 
 

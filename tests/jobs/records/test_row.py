@@ -9,6 +9,7 @@ from cmkernel.timeline import Interval, StepTimes
 from jobs.errors import UsageError
 from jobs.records.case import Case
 from jobs.records.check import Check, RankCheck
+from jobs.records.op import Op
 from jobs.records.row import TIMES, Derived, Row, Telemetry
 from jobs.records.statistics import Quartiles, Spread
 from jobs.results.disk.journal import read
@@ -100,7 +101,7 @@ def test_a_baseline_that_could_not_run_has_a_reason_and_no_time(tmp_path):
 
 def test_another_format_version_is_refused(tmp_path):
     row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]))
-    with pytest.raises(UsageError, match=r"version=99 must be one of \(1, 2, 3\)"):
+    with pytest.raises(UsageError, match=r"version=99 must be one of \(1, 2, 3, 4\)"):
         written_and_read(row, tmp_path, version=99)
 
 
@@ -108,11 +109,12 @@ def test_another_format_version_is_refused(tmp_path):
 def test_earlier_versions_lack_fields(version, missing, tmp_path):
     row = Row(case=CASE, implementation="xla", requested="xla", check=Check.of_ranks([PASSED]), version=version)
     data = json_safe(row)
-    del data[missing]
+    del data[missing], data["case"]["op"], data["case"]["partial_dtype"]
     (tmp_path / "results.jsonl").write_text(json.dumps(data) + "\n")
     (restored,) = read(tmp_path / "results.jsonl")
-    assert restored == dataclasses.replace(row, version=3)
+    assert restored == dataclasses.replace(row, version=4)
     assert (restored.attempt, restored.island, restored.timeline) == (1, None, [])
+    assert restored.case.op is Op.all_gather_matmul
 
 
 def test_what_stays_of_a_row_has_no_bulk():

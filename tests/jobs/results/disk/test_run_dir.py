@@ -119,7 +119,7 @@ def test_config_is_written_resolved(tmp_path):
     RunDir.create(str(tmp_path), submission_id=None).write_config(settings)
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert config["problem"]["m_shard"] == [1, 2]
-    assert config["problem"]["layers"] == [{"name": "l", "k": 8, "n": 16, "m_shard": []}]
+    assert config["problem"]["layers"] == [{"name": "l", "k": 8, "n": 16, "m_shard": [], "op": "all_gather_matmul"}]
     assert config["kernel"]["grid_minor_dim"] == "N"
     assert config["kernel"]["implementation"] == "auto"
     assert config["wandb"]["mode"] == "auto"

@@ -69,7 +69,7 @@ def article_page(tmp_path_factory):
 
 def test_the_table_has_a_line_for_each_row(article_page):
     results = Page(article_page).tables[0]
-    assert results[0][:7] == ["case", "m_shard", "k", "n_shard", "type", "D", "implementation"]
+    assert results[0][:8] == ["case", "op", "m_shard", "k", "n_shard", "type", "D", "implementation"]
     assert len(results) == 1 + 10
     line = dict(zip(results[0], results[1], strict=True))
     assert (line["implementation"], line["in_graph_us"], line["TF/s"], line["#wrong"]) == (

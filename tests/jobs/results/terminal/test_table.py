@@ -8,6 +8,7 @@ from cmkernel.cost import ExpectedTime, default_links
 from jobs.config.choices import Columns
 from jobs.records.case import Case
 from jobs.records.layout import Layout
+from jobs.records.op import Op
 from jobs.records.row import TIMES, Derived, Row
 from jobs.records.statistics import Spread
 from jobs.results.terminal import table
@@ -19,7 +20,7 @@ CASE = Case(name="70b_qkv", m_shard=1024, k=8192, n_shard=5120, dtype="bfloat16"
 FAILED = dataclasses.replace(
     PASSED, passed=False, num_wrong=12, relative_error=float("inf"), integers_exact=False, failed_ranks=(0, 1)
 )
-EXPECTED = ExpectedTime(local_us=70.0, gather_us=18.1, serial_us=88.1, overlapped_us=70.0, article_bound_us=86.04)
+EXPECTED = ExpectedTime(local_us=70.0, exchange_us=18.1, serial_us=88.1, overlapped_us=70.0, article_bound_us=86.04)
 DERIVED = Derived(
     tflops_per_gpu=687.19,
     utilisation=0.6946,
@@ -62,6 +63,7 @@ def test_row_has_the_maximum_over_ranks_and_dashes_where_nothing_was_measured():
     found = cells(row_line(row(call_us=Spread(1.0, 2.0, 1234567.89), kernel_us=Spread(89.0, 90.0, 91.0))))
     assert found == {
         "case": "70b_qkv",
+        "op": "AG-GEMM",
         "m_shard": "1024",
         "k": "8192",
         "n_shard": "5120",
@@ -142,6 +144,16 @@ def test_lines_keep_their_width_whatever_the_values(name, size, measured, figure
 
 def titles_of(view: View, *, islands: bool = False) -> list[str]:
     return [column.title for column in shown(view, islands=islands)]
+
+
+def test_the_operation_has_a_column_in_a_job_that_has_several():
+    assert "op" not in titles_of(View())
+    titles = titles_of(View(has_ops=True))
+    assert titles[:3] == ["case", "op", "m_shard"]
+    assert len(table.column_lines(View(has_ops=True))[-2]) <= LOG_WIDTH
+    case = dataclasses.replace(CASE, op=Op.matmul_reduce_scatter, partial_dtype="float32")
+    line = row_line(dataclasses.replace(row(), case=case), View(has_ops=True))
+    assert line.split()[:3] == ["70b_qkv", "GEMM-RS", "f32"]
 
 
 def test_default_columns_fit_a_log_and_say_what_is_left_out():
