@@ -140,8 +140,21 @@ def test_scripts_of_the_readme_exist():
     assert [script for script in scripts if not os.access(ROOT / script, os.X_OK)] == []
 
 
+def run_sample(document: str, checks: str, num_devices: int) -> str:
+    """Run a document's Python program on so many CPU devices, then ``checks``; returns what it prints."""
+    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}"}
+    command = [sys.executable, "-c", f"{sample}\n{checks}"]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+
 def test_the_model_of_the_readme_runs_as_printed():
-    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     checks = "assert y.shape == (2048, 4096) and (y == 1024).all(); assert (d_a == 4096).all() and (d_b == 2048).all()"
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    subprocess.run([sys.executable, "-c", f"{sample}\n{checks}"], cwd=ROOT, env=environment, check=True)
+    run_sample("README.md", checks, 4)
+
+
+def test_the_layer_of_the_library_page_learns_the_same_on_one_device_and_on_four():
+    losses = [list(map(float, run_sample("docs/library.md", "", number).split())) for number in (1, 4)]
+    for before, after in losses:
+        assert after < before
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
