@@ -14,6 +14,7 @@ from jobs.comparison.loading import load_side, refuse_repeated
 from jobs.comparison.markdown import markdown
 from jobs.comparison.table import text
 from jobs.errors import EXIT_CHECK_FAILED, EXIT_INFRASTRUCTURE, EXIT_OK, JobError, UsageError
+from jobs.output import keep_output
 from jobs.records.row import HEADLINE, TIMES
 
 _DESCRIPTION = """
@@ -25,6 +26,7 @@ regression, with --fail-over; 2: a file can't be read, or the sides have no case
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs that the command line names, print the result and return the exit code."""
+    keep_output()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -44,7 +46,7 @@ def _compare(base_paths: Sequence[str], new_paths: Sequence[str], options: argpa
     base, new = load_side("BASE", base_paths), load_side("NEW", new_paths)
     refuse_repeated(base, new)
     comparison = compare(base, new, metric=options.metric, fail_over=options.fail_over, spread=options.spread)
-    _print(markdown(comparison) if options.markdown else text(comparison, colour=_has_colour()))
+    print(markdown(comparison) if options.markdown else text(comparison, colour=_has_colour()), end="", flush=True)
     if not comparison.rows and not comparison.regressions:
         raise UsageError(f"no case has a valid {options.metric} on both sides, so nothing can be compared")
     return EXIT_CHECK_FAILED if comparison.regressions else EXIT_OK
@@ -100,14 +102,6 @@ def _share(value: str) -> float:
 
 def _has_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _print(output: str) -> None:
-    try:
-        print(output, end="", flush=True)
-    except BrokenPipeError:
-        # The reader has left (`| head`); the exit code still counts.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 if __name__ == "__main__":

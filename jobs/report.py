@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, JobError
+from jobs.output import keep_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write what the command line asks for, and print where; the exit code."""
     options = _parser().parse_args(arguments)
+    keep_output()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         return _report(options.run_dirs, options.out or options.run_dirs[0])

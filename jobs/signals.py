@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as an exception in the main thread."""
+"""SIGTERM, SIGINT and SIGHUP as an exception in the main thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.errors import JobStopped
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclasses.dataclass
@@ -37,7 +37,7 @@ def take_signals() -> None:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raise ``JobStopped`` in the main thread at the first SIGTERM or SIGINT; later ones don't disturb the cleanup.
+    """Raise ``JobStopped`` in the main thread at the first of those signals; later ones don't disturb the cleanup.
 
     Nested contexts count as one; the outermost restores the previous handlers.
 
@@ -116,7 +116,9 @@ def signals_held() -> Iterator[None]:
 
 def _install() -> None:
     for number in _SIGNALS:
-        signal.signal(number, _handle)
+        # nohup has SIGHUP ignored, and it stays so.
+        if not (number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN):
+            signal.signal(number, _handle)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -84,15 +84,15 @@ if ((given)); then
   exec python -m pytest "$@"
 fi
 
-# Several pytest processes side by side: some compute, and one waits for Ray most of the time.
+# Several pytest processes side by side: two compute, and two wait for Ray most of the time.
 if $all; then echo "== pytest: all tests"; else echo "== pytest: the fast tests that need no GPU (--help)"; fi
 logs=$(mktemp -d)
 code=0
 pids=()
 declare -A lanes=(
-  [integration]=tests/integration
-  [jobs]=tests/jobs
-  [kernels]="$(echo tests/cmkernel/test_mosaic*.py)"
+  [clusters]="$(echo tests/integration/test_[a-f]*.py)"
+  [more_clusters]="$(echo tests/integration/test_[g-z]*.py)"
+  [jobs]="tests/jobs $(echo tests/cmkernel/test_mosaic*.py)"
 )
 for lane in "${!lanes[@]}"; do
   read -ra paths <<<"${lanes[$lane]}"

@@ -9,12 +9,14 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobs.driver.outcome import Outcome
-from jobs.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_USAGE
+from jobs.errors import EXIT_OK, EXIT_USAGE
+from jobs.output import keep_output
 from jobs.signals import raise_if_stopped, stop_on_signals, take_signals
 
 # Ray, jax, W&B and Hydra take seconds to import. They are imported once a signal ends in a RESULT line.
@@ -64,6 +66,7 @@ def main(job: Job, between_points: AbstractContextManager[Any] | None = None) ->
       between_points: context shared by the points of a multirun, and closed after the last one.
     """
     take_signals()
+    keep_output()
     logging.basicConfig(level=logging.INFO, handlers=[_stderr_handler()])
     session = _Session()
     with session.whole.recording(), stop_on_signals(), between_points or contextlib.nullcontext():
@@ -72,7 +75,7 @@ def main(job: Job, between_points: AbstractContextManager[Any] | None = None) ->
     if not session.outcomes and session.whole.status == "ok":
         return EXIT_OK  # --help, --cfg and the like
     outcome, more = session.result()
-    _print(outcome.line(**more))
+    print(outcome.line(**more), flush=True)
     return outcome.exit_code
 
 
@@ -80,10 +83,7 @@ def leave(code: int) -> NoReturn:
     """End the process with this exit code."""
     for folder in _own_folders:
         shutil.rmtree(folder, ignore_errors=True)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        code = code or EXIT_INFRASTRUCTURE
+    sys.stdout.flush()
     # Threads of Ray or W&B that outlive their close must neither keep the job alive nor change its exit code.
     os._exit(code)
 
@@ -100,11 +100,11 @@ def _run_hydra(job: Job, session: _Session) -> None:
     """Compose the config and run the job for each point; a config that can't be composed is a usage error."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
     from hydra.types import RunMode
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
+    from jobs.config.command_line import with_quoted_paths
+    from jobs.config.composing import mistake
     from jobs.config.problem import config_dir
     from jobs.config.schema import register
 
@@ -120,17 +120,19 @@ def _run_hydra(job: Job, session: _Session) -> None:
             job(config, outcome)
         if HydraConfig.get().mode is RunMode.MULTIRUN:
             session.is_multirun = True
-            _print(outcome.line())
+            print(outcome.line(), flush=True)
 
     # Hydra exits with 1 on its own errors; catch them so that the exit code is 2.
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv[1:] = with_quoted_paths(sys.argv[1:])
     try:
         task()
-    except BrokenPipeError:
-        # The reader of --help is gone (`| head`).
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    except (HydraException, OmegaConfBaseException) as error:
-        session.whole.end("usage_error", EXIT_USAGE, _in_one_line(error))
+    except Exception as error:
+        # A job's own errors are in its outcome. This one is of composing the config, or of a multirun.
+        if wants_traceback:
+            traceback.print_exception(error)
+        session.whole.end("usage_error", EXIT_USAGE, mistake(error, sys.argv[1:]))
     except SystemExit as error:
         # argparse has already printed the mistake.
         if error.code:
@@ -140,24 +142,6 @@ def _run_hydra(job: Job, session: _Session) -> None:
 def _job_help() -> str:
     """Head of ``--help``: the docstring of the entry point."""
     return (sys.modules["__main__"].__doc__ or "").strip().replace("``", "") + "\n"
-
-
-def _in_one_line(error: BaseException) -> str:
-    """Hydra's message: the option, then the reason, which is in the exception's cause."""
-    from jobs.config.options import renamed_option
-
-    causes = [error, *([error.__cause__] if error.__cause__ else [])]
-    lines = [line.strip() for cause in causes for line in str(cause).splitlines() if line.strip()]
-    text = "; ".join(dict.fromkeys(lines))
-    return renamed_option(text) or text
-
-
-def _print(line: str) -> None:
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        # The reader is gone (`| head`); the exit code still reports the outcome.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _stderr_handler() -> logging.Handler:

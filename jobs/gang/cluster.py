@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import jobs
 from jobs.config.schema import ClusterSettings
 from jobs.gang.address import RAY_ADDRESS, check_reachable, cluster_address
 from jobs.gang.closing import Closing
+from jobs.gang.process import user_variables
 from jobs.gang.ray_session import connecting, init, shut_down
 from jobs.gang.shape import DEFAULT_CPU_RANKS, Node, natural
 
@@ -25,6 +27,8 @@ __all__ = ["Cluster", "Node", "connect", "submission_id", "submitted_git_sha"]
 # Ray's variable with a submitted job's config, set in its driver.
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _PACKAGES = (cmkernel, jobs)
+
+logger = logging.getLogger(__name__)
 # Rows and operands bypass the object store; Ray's default would take a third of the machine's memory.
 _OBJECT_STORE_BYTES = 100_000_000
 # CPU ranks are for trying things out: a local Ray may start more of them than there are cores, up to this number.
@@ -104,8 +108,10 @@ def _start_local(settings: ClusterSettings) -> Cluster:
     ranks = min(settings.num_ranks or DEFAULT_CPU_RANKS, _MAX_LOCAL_CPU_RANKS)
     # Without a token Ray writes one for all clusters into the user's home; a variable is enough for this cluster.
     known = any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if not known and not (Path.home() / ".ray" / "auth_token").exists():
+    if not known and not _has_token():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    if ignored := user_variables():
+        logger.warning("%s: set, but ranks run without it", ", ".join(ignored))
     # In a submitted job these name the cluster, and files that only the cluster has.
     with _without(RAY_ADDRESS, _JOB_CONFIG), connecting("a local Ray didn't start"):
         init(
@@ -117,6 +123,13 @@ def _start_local(settings: ClusterSettings) -> Cluster:
             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(_import_path())}},
         )
         return Cluster(ray.get_runtime_context().gcs_address, is_local=True)
+
+
+def _has_token() -> bool:
+    try:
+        return (Path.home() / ".ray" / "auth_token").exists()
+    except (RuntimeError, OSError):  # no home, or one that can't be read
+        return False
 
 
 def _code() -> dict[str, Any] | None:

@@ -19,12 +19,25 @@ from jobs.health.gpu_findings import MAX_FOREIGN_BYTES
 # A killed process releases its GPU memory a moment later.
 _RELEASE_TIMEOUT_S = 10.0
 _RELEASE_INTERVAL_S = 0.2
+# Caches and logs of jax, and the platform, which each rank sets. Any other option would make times and results those of
+# another program.
+_HARMLESS = (
+    "JAX_PLATFORMS",
+    "JAX_COMPILATION_CACHE",
+    "JAX_PERSISTENT_CACHE",
+    "JAX_LOG",
+    "JAX_DEBUG_LOG",
+    "JAX_TRACEBACK",
+    "JAX_DUMP",
+)
 
 
 def set_environment(setup: Setup, *, on_gpu: bool) -> None:
     """Set the variables that jax, XLA and gRPC read; call it before jax is imported."""
     if "jax" in sys.modules:
         raise RuntimeError("jax was imported before its environment was set")
+    for name in user_variables():
+        print(f"{name}={os.environ.pop(name)} is ignored on a rank", file=sys.stderr, flush=True)
     os.environ.pop("WANDB_API_KEY", None)
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
     if on_gpu:
@@ -40,6 +53,11 @@ def set_environment(setup: Setup, *, on_gpu: bool) -> None:
     # Otherwise gRPC looks for the coordinator behind the proxy.
     ip = setup.coordinator.rpartition(":")[0].strip("[]")
     os.environ["no_proxy"] = ",".join(filter(None, [os.environ.get("no_proxy"), ip]))
+
+
+def user_variables() -> list[str]:
+    """Variables of jax in this environment that would change what a rank is or how it computes."""
+    return sorted(name for name in os.environ if name.startswith("JAX_") and not name.startswith(_HARMLESS))
 
 
 def gpu_identity() -> tuple[str, int, str]:

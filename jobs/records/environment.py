@@ -133,8 +133,16 @@ def here(submitted_git_sha: str | None) -> Environment:
         python=platform.python_version(),
         platform=platform.platform(),
         driver_host=socket.gethostname(),
-        user=getpass.getuser(),
+        user=_user(),
     )
+
+
+def _user() -> str | None:
+    """Name of the user; ``None`` for a user id without a name, as containers may have."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
 
 
 def git_sha() -> str | None:

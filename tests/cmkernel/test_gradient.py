@@ -12,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import cmkernel
 from cmkernel import gradient, hardware, ppermute, reference, ring, xla
+from tests.parameters import mostly_slow
 
 ROWS, COLUMNS = PartitionSpec("x", None), PartitionSpec(None, "x")
 M_SHARD, K, N_SHARD = 6, 40, 10
@@ -198,16 +199,19 @@ def expectations(dtype, num_ranks):
 
 @pytest.mark.parametrize(
     ("dtype", "num_ranks", "implementation", "save_gathered_lhs", "remat"),
-    [
-        (jnp.float32, 4, "ppermute", False, False),
-        (jnp.float32, 4, "ppermute", True, False),
-        (jnp.float32, 4, "xla", True, False),
-        (jnp.float32, 4, "auto", False, True),
-        (jnp.float32, 1, "ppermute", True, False),
-        (jnp.bfloat16, 4, "ppermute", True, True),
-        (jnp.bfloat16, 4, "xla", False, True),
-        (jnp.float16, 4, "ppermute", False, True),
-    ],
+    mostly_slow(
+        [
+            (jnp.float32, 4, "ppermute", False, False),
+            (jnp.float32, 4, "ppermute", True, False),
+            (jnp.float32, 4, "xla", True, False),
+            (jnp.float32, 4, "auto", False, True),
+            (jnp.float32, 1, "ppermute", True, False),
+            (jnp.bfloat16, 4, "ppermute", True, True),
+            (jnp.bfloat16, 4, "xla", False, True),
+            (jnp.float16, 4, "ppermute", False, True),
+        ],
+        fast=4,
+    ),
 )
 def test_scanned_layers_have_the_gradients_of_the_plain_model(
     dtype, num_ranks, implementation, save_gathered_lhs, remat

@@ -8,6 +8,7 @@ import pytest
 
 from cmkernel import mosaic_gpu_cta, ring
 from cmkernel.config import KernelConfig
+from tests.parameters import mostly_slow
 
 from . import kernel_model
 
@@ -29,7 +30,7 @@ def recorded(config, num_ranks, *, m_shard=192, k=320, n_shard=128, num_sms=None
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("num_ranks", range(2, 9))
+@pytest.mark.parametrize("num_ranks", mostly_slow(range(2, 9), fast=2))
 def test_random_interleavings(config, num_ranks):
     recording = recorded(config, num_ranks)
     for seed, slow in enumerate((0.5, 0.0) if num_ranks < 5 else (0.5,)):
@@ -37,7 +38,7 @@ def test_random_interleavings(config, num_ranks):
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, *(pytest.param(num, marks=pytest.mark.slow) for num in (5, 8))])
+@pytest.mark.parametrize("num_ranks", mostly_slow([2, 3, 4, 5, 8], fast=2))
 def test_whoever_is_late(config, num_ranks):
     recording = recorded(config, num_ranks)
     for victim in kernel_model.victims(recording).values():

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from cmkernel import all_gather_matmul, mosaic_gpu, mosaic_gpu_cta, reference, ring, stamps
 from cmkernel.config import KernelConfig, MatmulDimension
 from cmkernel.protocol import make_protocol
+from tests.parameters import mostly_slow
 
 RACE = "RACE DETECTED"  # What the interpreter prints.
 # Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
@@ -55,7 +56,7 @@ def check_gathered(
 # The multiply, interpreted.
 
 
-@pytest.mark.parametrize(("num_ranks", "rank"), [(1, 0), (2, 1), (4, 2), (8, 5)])
+@pytest.mark.parametrize(("num_ranks", "rank"), mostly_slow([(1, 0), (2, 1), (4, 2), (8, 5)], fast=2))
 def test_every_shard_gives_its_own_rows(num_ranks, rank, capsys):
     check_gathered(
         num_ranks=num_ranks, rank=rank, m_shard=128, k=128, n_shard=128, config=SMALL, num_sms=3, capsys=capsys
@@ -64,24 +65,29 @@ def test_every_shard_gives_its_own_rows(num_ranks, rank, capsys):
 
 @pytest.mark.parametrize(
     ("config", "shape", "num_sms"),
-    [
-        pytest.param(SMALL, (136, 192, 192), 2, id="tiles over the edges"),
-        pytest.param(SMALL, (8, 64, 64), 2, id="less than a tile, CTAs without tiles"),
-        pytest.param(SMALL, (133, 100, 75), 1, id="padded operands"),
-        pytest.param(
-            KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=1),
-            (200, 160, 200),
-            1,
-            id="odd number of epilogue pieces",
-        ),
-        pytest.param(
-            KernelConfig(tile_m=128, tile_n=64, wg_dimension=N, tile_k=128, max_concurrent_steps=3, grid_tile_width=2),
-            (384, 384, 256),
-            2,
-            id="warpgroups along N, a last raster group of one",
-        ),
-        pytest.param(KernelConfig(), (8, 64, 64), 1, id="one column of epilogue units where a tile has four"),
-    ],
+    mostly_slow(
+        [
+            pytest.param(SMALL, (136, 192, 192), 2, id="tiles over the edges"),
+            pytest.param(SMALL, (8, 64, 64), 2, id="less than a tile, CTAs without tiles"),
+            pytest.param(SMALL, (133, 100, 75), 1, id="padded operands"),
+            pytest.param(
+                KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=1),
+                (200, 160, 200),
+                1,
+                id="odd number of epilogue pieces",
+            ),
+            pytest.param(
+                KernelConfig(
+                    tile_m=128, tile_n=64, wg_dimension=N, tile_k=128, max_concurrent_steps=3, grid_tile_width=2
+                ),
+                (384, 384, 256),
+                2,
+                id="warpgroups along N, a last raster group of one",
+            ),
+            pytest.param(KernelConfig(), (8, 64, 64), 1, id="one column of epilogue units where a tile has four"),
+        ],
+        fast=3,
+    ),
 )
 def test_any_shape_is_exact_and_free_of_races(config, shape, num_sms, capsys):
     m_shard, k, n_shard = shape
@@ -100,25 +106,28 @@ def test_a_last_wave_of_halves_is_exact():
 
 @pytest.mark.parametrize(
     ("config", "shape", "num_ranks", "rank"),
-    [
-        pytest.param(SMALL, (136, 192, 192), 4, 2, id="tiles over the edges"),
-        pytest.param(
-            KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=1),
-            (200, 320, 200),
-            1,
-            0,
-            id="odd number of epilogue pieces",
-        ),
-        pytest.param(KernelConfig(epi_tile_n=32), (64, 320, 96), 2, 1, id="narrow epilogue pieces"),
-        pytest.param(KernelConfig(), (8, 640, 32), 2, 1, id="one column of epilogue units where a tile has eight"),
-        pytest.param(
-            KernelConfig(tile_m=128, tile_n=64, wg_dimension=N, tile_k=128, max_concurrent_steps=3),
-            (133, 300, 75),
-            2,
-            0,
-            id="padded operands, warpgroups along N",
-        ),
-    ],
+    mostly_slow(
+        [
+            pytest.param(SMALL, (136, 192, 192), 4, 2, id="tiles over the edges"),
+            pytest.param(
+                KernelConfig(tile_m=64, tile_n=192, tile_k=32, max_concurrent_steps=3, grid_tile_width=1),
+                (200, 320, 200),
+                1,
+                0,
+                id="odd number of epilogue pieces",
+            ),
+            pytest.param(KernelConfig(epi_tile_n=32), (64, 320, 96), 2, 1, id="narrow epilogue pieces"),
+            pytest.param(KernelConfig(), (8, 640, 32), 2, 1, id="one column of epilogue units where a tile has eight"),
+            pytest.param(
+                KernelConfig(tile_m=128, tile_n=64, wg_dimension=N, tile_k=128, max_concurrent_steps=3),
+                (133, 300, 75),
+                2,
+                0,
+                id="padded operands, warpgroups along N",
+            ),
+        ],
+        fast=1,
+    ),
 )
 def test_a_float32_result_is_exact_and_free_of_races(config, shape, num_ranks, rank, capsys):
     m_shard, k, n_shard = shape

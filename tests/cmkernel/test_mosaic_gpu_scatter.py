@@ -24,6 +24,7 @@ from cmkernel.mosaic_gpu_scatter import local_matmul_reduce_scatter, ring_matmul
 from cmkernel.mosaic_gpu_scatter_cta import ScatterCta, scatter_smem_types
 from cmkernel.scatter_model import modelled_scatter_us, scatter_heuristic_config
 from cmkernel.virtual_ring import virtual_ring_matmul_reduce_scatter
+from tests.parameters import mostly_slow
 
 RACE = "RACE DETECTED"  # What the interpreter prints.
 # Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
@@ -81,7 +82,9 @@ SLOW = pytest.mark.slow
         pytest.param(SMALL, (2, 1, 128, 128, 128, 3), {}, id="two ranks"),
         pytest.param(SMALL, (4, 2, 136, 192, 192, 2), {"dtype": jnp.float16}, id="tiles over the edges"),
         pytest.param(SMALL, (3, 0, 8, 64, 64, 2), {}, id="less than a tile", marks=SLOW),
-        pytest.param(SMALL, (3, 0, 133, 100, 75, 2), {"partial_dtype": jnp.float32}, id="float32 partials, padded"),
+        pytest.param(
+            SMALL, (3, 0, 133, 100, 75, 2), {"partial_dtype": jnp.float32}, id="float32 partials, padded", marks=SLOW
+        ),
         pytest.param(SMALL, (2, 0, 133, 100, 75, 2), {"out_dtype": jnp.float32}, id="float32 result", marks=SLOW),
         pytest.param(SMALL, (2, 1, 72, 64, 32, 2), {"out_dtype": jnp.float32}, id="one column of pieces", marks=SLOW),
         pytest.param(
@@ -89,6 +92,7 @@ SLOW = pytest.mark.slow
             (2, 1, 264, 384, 256, 2),
             {},
             id="warpgroups along N",
+            marks=SLOW,
         ),
         pytest.param(
             ScatterKernelConfig(tile_n=192, epi_tile_n=64, max_concurrent_steps=3, grid_tile_width=1),
@@ -211,7 +215,7 @@ def test_it_lowers_for_cuda(form, num_ranks, types):
     assert ("nanosleep" in text) == (types == "delayed")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", mostly_slow([2, 4, 8], fast=1))
 @pytest.mark.parametrize("types", ["plain", "float32 partials", "float32 result"])
 def test_virtual_ranks_lower_as_a_kernel_of_one_gpu(num_ranks, types):
     function = functools.partial(

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from cmkernel import all_gather_matmul, hardware, mosaic_gpu_simple, reference
 from cmkernel.config import MatmulDimension, SimpleKernelConfig
+from tests.parameters import mostly_slow
 
 RACE = "RACE DETECTED"  # What the interpreter prints.
 # Copies that share one of the interpreter's TMA threads count as ordered, which would hide races between them.
@@ -62,7 +63,7 @@ def interpreted(function):
 # The multiply, interpreted.
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", mostly_slow([jnp.float16, jnp.bfloat16], fast=1))
 @pytest.mark.parametrize(
     ("config", "shape", "num_sms"),
     [
@@ -125,7 +126,7 @@ class RolledRows:
         return self.ref.at[pl.ds(start, rows.size), columns]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", mostly_slow([2, 3], fast=1))
 @pytest.mark.parametrize(
     "config", [SMALL, SimpleKernelConfig(tile_m=64, tile_n=64, wg_dimension=M, max_concurrent_steps=3)]
 )

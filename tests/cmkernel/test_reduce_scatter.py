@@ -13,6 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 import cmkernel
 from cmkernel import reference, ring
 from cmkernel.tuned import Entry, Shape
+from tests.parameters import mostly_slow
 
 ROWS, COLUMNS = PartitionSpec("x", None), PartitionSpec(None, "x")
 M_SHARD, K_SHARD, N = 6, 24, 20
@@ -328,14 +329,17 @@ def expected_loss_and_gradients(operands):
 
 @pytest.mark.parametrize(
     ("num_ranks", "dtype", "implementation", "partial_dtype", "remat", "scan"),
-    [
-        (2, jnp.float32, "ppermute", None, False, True),
-        (3, jnp.float32, "xla", None, True, True),
-        (4, jnp.float32, "auto", jnp.float32, True, False),
-        (4, jnp.bfloat16, "ppermute", None, True, True),
-        (4, jnp.bfloat16, "ppermute", jnp.float32, False, True),
-        (2, jnp.float16, "xla", jnp.float16, False, False),
-    ],
+    mostly_slow(
+        [
+            (2, jnp.float32, "ppermute", None, False, True),
+            (3, jnp.float32, "xla", None, True, True),
+            (4, jnp.float32, "auto", jnp.float32, True, False),
+            (4, jnp.bfloat16, "ppermute", None, True, True),
+            (4, jnp.bfloat16, "ppermute", jnp.float32, False, True),
+            (2, jnp.float16, "xla", jnp.float16, False, False),
+        ],
+        fast=4,
+    ),
 )
 def test_a_layer_has_the_gradients_of_one_device(num_ranks, dtype, implementation, partial_dtype, remat, scan):
     operands = layer_operands(num_ranks, dtype)

@@ -8,6 +8,7 @@ import pytest
 from cmkernel import mosaic_gpu_scatter_cta, ring
 from cmkernel.config import MatmulDimension, ScatterKernelConfig
 from cmkernel.mosaic_gpu_scatter_cta import ScatterCta
+from tests.parameters import mostly_slow
 
 from . import kernel_model, scatter_kernel_model
 
@@ -36,7 +37,7 @@ def test_random_interleavings(num_ranks, name):
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", mostly_slow([2, 3], fast=1))
 def test_whoever_is_late(config, num_ranks):
     recording = recorded(config, num_ranks)
     for victim in kernel_model.victims(recording).values():
@@ -165,6 +166,7 @@ def test_a_missing_signal_is_a_deadlock():
         kernel_model.explore_randomly(recording, random.Random(0))
 
 
+@pytest.mark.slow
 def test_every_order_of_arrival_of_the_smallest_case():
     config = tiny(wg_dimension=MatmulDimension.N)
     recording = recorded(config, 2, m_shard=64, k=64, n=64, num_sms=1)

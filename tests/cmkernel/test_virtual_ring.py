@@ -10,6 +10,7 @@ import pytest
 from cmkernel.config import KernelConfig, MatmulDimension
 from cmkernel.protocol import make_protocol
 from cmkernel.virtual_ring import virtual_ring_all_gather_matmul
+from tests.parameters import mostly_slow
 
 CONFIGS = {
     "communication CTAs": KernelConfig(),
@@ -37,7 +38,7 @@ def kernel_of(traced):
 
 
 @pytest.mark.parametrize("delay", [None, delay], ids=["", "delayed"])
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", mostly_slow([2, 4, 8], fast=1))
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_it_lowers_for_cuda_as_a_kernel_of_one_gpu(config, num_ranks, delay):
     kernel = kernel_of(traced(config, num_ranks, delay=delay))

@@ -64,7 +64,7 @@ def journal(result: dict) -> list[dict]:
 
 def environment(**changes: str | None) -> dict[str, str]:
     """A user's shell: this process's environment without what conftest.py, Ray and wandb set."""
-    removed = ("JAX_PLATFORMS", "XLA_FLAGS")
+    removed = ("JAX_PLATFORMS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
     env = {name: value for name, value in os.environ.items() if name not in removed and "WANDB" not in name}
     env = {name: value for name, value in env.items() if not name.startswith("RAY_")}
     for name, value in changes.items():

@@ -35,7 +35,7 @@ def local_ray():
     """
     saved = dict(os.environ)
     os.environ.update(RAY_ADDRESS="127.0.0.1:1", WANDB_API_KEY=FAKE_KEY)
-    for name in ("XLA_FLAGS", "JAX_PLATFORMS"):
+    for name in ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
         os.environ.pop(name, None)
     settings = ClusterSettings(mode=ClusterMode.local, num_ranks=4)
     try:

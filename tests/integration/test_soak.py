@@ -38,9 +38,10 @@ def test_a_fault_in_a_late_iteration_is_found(tmp_path):
 
 def test_a_stopped_soak_goes_on_where_it_was(tmp_path):
     run_dir = tmp_path / "run"
-    process = start(*SMALL, "timing.soak_minutes=0.2", f"run_dir={run_dir}")
+    # On a busy machine the first slice, which compiles, may take 20 s.
+    process = start(*SMALL, "timing.soak_minutes=0.5", f"run_dir={run_dir}")
     deadline = time.monotonic() + 120
-    while len(slices(run_dir)) < 2:
+    while not slices(run_dir):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -48,12 +49,12 @@ def test_a_stopped_soak_goes_on_where_it_was(tmp_path):
     stopped = finish(process, timeout_s=180)
     assert stopped.code == 143
     before = slices(run_dir)
-    assert len(before) >= 2
+    assert before
     resumed = run(f"resume={run_dir}", timeout_s=180)
     assert resumed.code == 0, resumed.stderr
     soaked = slices(run_dir)
     assert soaked[: len(before)] == before
-    assert sum(one["seconds"] for one in soaked) >= 12
+    assert sum(one["seconds"] for one in soaked) >= 30
     assert [one["attempt"] for one in soaked] == [1] * len(before) + [2] * (len(soaked) - len(before))
     # Iterations are numbered on, and none is missing.
     ends = [one["first_iteration"] + len(one["times_us"]) for one in soaked]

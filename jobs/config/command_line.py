@@ -1,0 +1,30 @@
+"""The command line before Hydra parses it: paths are taken as the shell gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# Options whose value is a path. Hydra's grammar would refuse a tilde, a space or a bracket in it.
+PATHS = ("run_dir", "resume", "kernel.table", "tuning.table", "wandb.api_key_file")
+_PATH = re.compile(rf"(?P<option>\+{{0,2}}(?:{'|'.join(map(re.escape, PATHS))}))=(?P<value>.+)", re.DOTALL)
+# Values that mean something in Hydra's grammar: quoted ones, interpolations and lists to sweep over.
+_IN_GRAMMAR = re.compile(r"""^["'].*["']$|\$\{|,""", re.DOTALL)
+_PLAIN = re.compile(r"[\w./@%+-]+")
+
+
+def with_quoted_paths(arguments: Sequence[str]) -> list[str]:
+    """Quote the values of path options for Hydra where its grammar needs it: ``resume=~/x``, ``run_dir=/a b``."""
+    return [_quoted(argument) for argument in arguments]
+
+
+def quoted(value: str) -> str:
+    """``value`` in quotes that Hydra understands."""
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + "'"
+
+
+def _quoted(argument: str) -> str:
+    found = _PATH.fullmatch(argument)
+    if found is None or _PLAIN.fullmatch(found["value"]) or _IN_GRAMMAR.search(found["value"]):
+        return argument
+    return f"{found['option']}={quoted(found['value'])}"
