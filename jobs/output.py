@@ -14,7 +14,8 @@ class LastingStream:
     """A text stream whose writes never raise.
 
     A terminal that is gone, a full disk or a reader that has left (``| head``) ends what is shown, and nothing else:
-    the journal has every row, and the exit code says how the job ended. The first failure is logged.
+    the journal has every row, and the exit code says how the job ended. The first failure is logged, unless a
+    reader has left.
 
     Args:
       stream: stream to write to; ``None`` if it was closed before the process started (``>&-``).
@@ -47,7 +48,9 @@ class LastingStream:
         # What is left in the stream's buffer must have somewhere to go, or it fails again when the process ends.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
-        logger.warning("%s can't be written: %s; all results are kept", self._name, error)
+        # A reader that leaves (`| head`) has what it wanted.
+        if not isinstance(error, BrokenPipeError):
+            logger.warning("%s can't be written: %s; all results are kept", self._name, error)
 
 
 def keep_output() -> None:
