@@ -45,7 +45,7 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def _give_up(self, error: OSError) -> None:
-        # What is left in the stream's buffer must have somewhere to go, or it fails again when the process ends.
+        # The stream may still hold unwritten text, and its last flush must not fail when the process ends.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
         # A reader that leaves (`| head`) has what it wanted.
@@ -57,7 +57,3 @@ def keep_output() -> None:
     """Let neither standard output nor standard error stop this process."""
     sys.stdout = LastingStream(sys.stdout, "standard output")
     sys.stderr = LastingStream(sys.stderr, "standard error")
-
-
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w")

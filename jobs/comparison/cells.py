@@ -19,7 +19,7 @@ def cells(row: ComparedRow) -> list[str]:
         str(key.m_shard),
         str(key.k),
         str(key.n_shard),
-        f"{key.dtype}, {key.partial_dtype} partials" if key.partial_dtype else key.dtype,
+        key.types,
         str(key.num_ranks),
         key.implementation,
         f"{change.base_us:.2f}",

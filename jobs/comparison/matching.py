@@ -25,28 +25,26 @@ class Key:
     m_shard: int
     k: int
     n_shard: int
-    dtype: str
+    types: str
+    """Type of the operands, and that of the partial sums if it differs."""
     num_ranks: int
     implementation: str
     island: str = ""
     """Name of the island, in a job with islands: each is another machine."""
     op: Op = Op.all_gather_matmul
-    partial_dtype: str = ""
-    """Type of the partial sums that travel, if it isn't ``dtype``."""
 
     @classmethod
     def of(cls, row: Row) -> Self:
         """Key of a row."""
         case = row.case
-        sizes = case.m_shard, case.k, case.n_shard, case.dtype, case.num_ranks
-        return cls(*sizes, row.implementation, row.island or "", case.op, case.partial_dtype or "")
+        sizes = case.m_shard, case.k, case.n_shard, case.types, case.num_ranks
+        return cls(*sizes, row.implementation, row.island or "", case.op)
 
     def __str__(self) -> str:
         sizes = f"m_shard={self.m_shard} k={self.k} n_shard={self.n_shard}"
         of_island = f" of island {self.island}" if self.island else ""
         op = "" if self.op is Op.all_gather_matmul else f"{self.op} "
-        partials = f" partials={self.partial_dtype}" if self.partial_dtype else ""
-        return f"{self.implementation} on {op}{sizes} {self.dtype}{partials} D={self.num_ranks}{of_island}"
+        return f"{self.implementation} on {op}{sizes} {self.types} D={self.num_ranks}{of_island}"
 
 
 @dataclasses.dataclass(frozen=True)

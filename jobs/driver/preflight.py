@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cmkernel.config import SimpleKernelConfig, validate_shape
 from cmkernel.performance_model import simple_heuristic_config
 from jobs.config.choices import Fault, Implementation
-from jobs.config.implementations import IMPLEMENTATIONS, Hardware, refusal
+from jobs.config.implementations import IMPLEMENTATIONS, Hardware
 from jobs.config.schema import KernelSettings, Settings
 from jobs.errors import UsageError
 from jobs.gang.cluster import Cluster
@@ -25,12 +25,9 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
     """Raise ``UsageError`` if the settings can't run on these cases or this cluster."""
     if settings.check.fault is Fault.swapped_shards and cases[0].num_ranks == 1:
         raise UsageError("check.fault=swapped_shards needs at least 2 ranks: one shard can't be swapped")
-    implementation = settings.kernel.implementation
-    for case in cases:
-        if (reason := refusal(implementation.value, case.op)) is not None:
-            raise UsageError(f"kernel.implementation={reason}; {case} needs another one: {_INSTEAD}")
     for name in settings.timing.baselines:
         _refuse_machine(f"timing.baselines={name}", name, cluster, "leave it out")
+    implementation = settings.kernel.implementation
     if implementation in (Implementation.mosaic_gpu, Implementation.mosaic_gpu_simple):
         option = f"kernel.implementation={implementation.value}"
         _refuse_machine(option, implementation.value, cluster, _INSTEAD)

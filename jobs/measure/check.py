@@ -134,6 +134,6 @@ def _plant(fault: Fault, shard: jax.Array, case: Case) -> jax.Array:
     """Damage the result as a broken kernel would."""
     if fault is Fault.wrong_element:
         return shard.at[-1, -1].add(jnp.asarray(case.k, shard.dtype))
-    # A gathered result has a block of each rank. Of a scattered one the rank has its own block alone: its halves.
+    # A gathered result has a block for each rank: shift by one block. A scattered result is one block: swap its halves.
     size = shard.size // 2 if shard.shape[0] <= case.m_shard else case.m_shard * shard.shape[1]
     return jnp.roll(shard.reshape(-1), size).reshape(shard.shape)

@@ -1,4 +1,4 @@
-"""The operation's two functions, as ``cmkernel`` or jax's own ring computes them."""
+"""Both functions of an operation, as ``cmkernel`` or jax's own ring computes them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Cmkernel:
 
     @property
     def implementation(self) -> str:
-        """What runs, once it was traced: the names of both halves if they differ."""
+        """Name of the implementation that runs, known after the first trace; both names if the halves differ."""
         return "+".join(dict.fromkeys(choice.implementation for choice in self._choices.values()))
 
     @property

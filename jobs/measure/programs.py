@@ -82,6 +82,8 @@ class Programs:
     chain: Callable[[Sequence[tuple[Any, ...]]], Any]
     torch: torch_fused.Group | None = None
     """Process group of ``torch_fused``; ``None`` for the others."""
+    rounds_once: bool = False
+    """True if every reduce-scatter adds its partial sums in float32."""
 
     def arguments(self, sets: Sequence[Shards], local_sets: Sequence[Shards]) -> list[tuple[Any, ...]]:
         """Operands of some calls, in the form that the implementation takes."""
@@ -102,8 +104,8 @@ class Programs:
         return tuple(one if self.is_local else one.addressable_shards[0].data for one in result)
 
     def num_roundings(self, num_ranks: int) -> int:
-        """How often a reduce-scatter may round a sum to the type that travels."""
-        return 1 if self.opened.implementation in _ROUNDS_ONCE else num_ranks
+        """Upper limit on the roundings of a sum to the type that travels, in a reduce-scatter."""
+        return 1 if self.rounds_once else num_ranks
 
     @property
     def is_local(self) -> bool:
@@ -158,7 +160,9 @@ def build(
     else:
         opened, call, chain = _over_ranks(request, case, mesh, example, chain_length, layout)
     jitted = functools.partial(jax.jit, compiler_options=options)
-    return Programs(opened, operation, jitted(call), jitted(chain))
+    # In a layer, ``auto`` chooses again for the backward pass, and may take ``xla`` there.
+    rounds_once = opened.implementation in _ROUNDS_ONCE and not (name == "auto" and case.op.is_layer)
+    return Programs(opened, operation, jitted(call), jitted(chain), rounds_once=rounds_once)
 
 
 def _compiler_options(implementation: str) -> dict[str, Any]:

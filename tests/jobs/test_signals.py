@@ -9,13 +9,22 @@ from jobs.errors import JobStopped
 from jobs.signals import raise_if_stopped, settle_signals, signals_held, stop_on_signals, take_signals
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_first_signal_raises(number, code):
     before = signal.getsignal(number)
     with pytest.raises(JobStopped) as stopped, stop_on_signals():
         os.kill(os.getpid(), number)
     assert stopped.value.exit_code == code
     assert signal.getsignal(number) is before
+
+
+def test_under_nohup_a_hangup_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def run(body):

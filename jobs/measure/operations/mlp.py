@@ -36,7 +36,7 @@ class Mlp(Operation):
 
     in_specs: ClassVar[tuple[PartitionSpec, ...]] = (_X, _GATE_UP, _DOWN)
     out_specs: ClassVar[tuple[PartitionSpec, ...]] = (_X,)
-    # silu of an integer is none.
+    # The silu of an integer isn't an integer.
     has_integers = False
 
     @override
@@ -90,7 +90,7 @@ class Mlp(Operation):
         return [_compare(results[0], self._of_own_weights(place).out)]
 
     def _of_own_rows(self, place: Place, num_roundings: int) -> mlp_oracle.Expected:
-        """What the rank's rows should be: it needs all weights."""
+        """Expected rows of the rank; they depend on all weights."""
         case, seed = place.case, place.seed
         weights = [
             jnp.concatenate([self.shard(case, index, source, seed) for source in range(case.num_ranks)], axis=axis)
@@ -106,7 +106,7 @@ class Mlp(Operation):
         )
 
     def _of_own_weights(self, place: Place) -> mlp_oracle.Expected:
-        """What the rank's weights contribute: it needs all rows."""
+        """Expected results of the rank's weights; they depend on all rows."""
         return _expected(*self.alone(place.case, place.rank, place.seed))
 
     def _rows(self, case: Case, index: int, seed: int) -> jax.Array:
@@ -115,9 +115,10 @@ class Mlp(Operation):
 
 
 class MlpGrad(Mlp):
-    """The same and a gradient of the result ``[m_shard, k]`` -> the result, and the gradients of x and weights.
+    """``Mlp`` with a gradient of the result ``[m_shard, k]`` as a fourth operand.
 
-    Partial sums of the gradient of x travel as those of the result.
+    Results are that of ``Mlp``, and the gradients of x and of the weights. The partial sums of x's gradient travel in
+    the same type as those of the result.
     """
 
     in_specs = (_X, _GATE_UP, _DOWN, _X)

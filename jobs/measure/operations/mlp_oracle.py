@@ -108,7 +108,7 @@ def expected(
 
 
 class _Rounding(NamedTuple):
-    """What a multiply of half-precision operands may lose."""
+    """Rounding errors of a multiply of half-precision operands."""
 
     u: float
     """Unit roundoff of its result."""

@@ -1,4 +1,4 @@
-"""What all operations have in common."""
+"""Base class of the operations, and the types that their modules share."""
 
 from __future__ import annotations
 

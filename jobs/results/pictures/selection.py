@@ -62,7 +62,7 @@ def shared(rows: Sequence[Row], device_kind: str | None, *more: str) -> str:
     """The line below a picture's title: what the cases of all ``rows`` have in common, then ``more``."""
     cases = [row.case for row in rows]
     fields = [field for field in _FIELDS if len({getattr(case, field) for case in cases}) == 1]
-    # What every job without other operations has in common goes without saying.
+    # Values that nearly every job has aren't worth a mention.
     usual = {"op": Op.all_gather_matmul, "partial_dtype": None}
     fields = [field for field in fields if getattr(cases[0], field) != usual.get(field, ...)]
     return ", ".join([*([device_kind] if device_kind else []), *(_named(field, cases[0]) for field in fields), *more])

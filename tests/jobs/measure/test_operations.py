@@ -90,6 +90,17 @@ def test_partial_sums_in_float32_lose_less(op):
     assert error[1] < error[0]
 
 
+@pytest.mark.parametrize(
+    ("implementation", "op", "roundings"),
+    [("ppermute", Op.mlp_grad, 1), ("xla", Op.mlp, 2), ("auto", Op.matmul_reduce_scatter, 1), ("auto", Op.mlp_grad, 2)],
+)
+def test_a_sum_is_rounded_once_where_it_is_added_in_float32(implementation, op, roundings):
+    """The backward pass of ``auto`` may take ``xla``, which rounds more often."""
+    case, mesh = case_of(op), mesh_of(2)
+    program = programs.build(Request("auto", implementation), case, mesh, arrays(case, mesh, 5), chain_length=2)
+    assert program.num_roundings(2) == roundings
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_the_tolerance_is_near_what_is_lost(op):
     """A bound that is far away finds no error."""
