@@ -35,6 +35,8 @@ head=${hosts%%$'\n'*}
 secrets=$(mktemp -d "$HOME/.cmkernel-slurm-$SLURM_JOB_ID-XXXXXX")
 python3 -c 'import secrets; print(secrets.token_hex(32), end="")' >"$secrets/token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$secrets/token
+# Ray's default for workers is 15, which lets any other program on the node delay a rank.
+export RAY_worker_niceness=0
 
 steps=()
 # shellcheck disable=SC2329 # the trap calls it
