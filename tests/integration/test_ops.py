@@ -46,7 +46,7 @@ def test_people_see_which_operation_a_row_is_of(finished):
     names = {" ".join(line[: line.index("3") + 2]) for line in table}
     assert len(names) == 12, "no two rows have one name"
     assert "tiny GEMM-RS f32 32 256 256 bf16 3 ppermute" in names
-    assert re.search(r"tiny GEMM-RS .* is fastest, .* dot then reduce-scatter", finished.stdout)
+    assert re.search(r"tiny GEMM-RS .* is fastest, .* the multiply alone", finished.stdout)
     assert re.search(r"tiny mlp .* the layer without communication", finished.stdout)
     report = (Path(finished.result["run_dir"]) / "report.html").read_text()
     for text in ("tiny GEMM-RS", "tiny mlp", "bfloat16 partials=float32"):

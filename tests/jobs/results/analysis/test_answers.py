@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from jobs.records.case import Case
+from jobs.records.op import Op
 from jobs.records.row import Row, spreads
 from jobs.results.analysis.answers import Answer, answers
 from jobs.results.analysis.rounds import changes
@@ -36,6 +37,21 @@ def test_the_fastest_is_compared_with_all_gather_then_dot_and_with_the_multiply_
     assert found.sentence == (
         f"{CASE}: ppermute is fastest, 80.00 us: 1.50 times as fast as all-gather then dot and 25.0 % slower than the "
         "multiply alone."
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "in_turn", "alone"),
+    [
+        (Op.matmul_reduce_scatter, "dot then reduce-scatter", "the multiply alone"),
+        (Op.mlp_grad, "the layer with XLA's collectives", "the layer without communication"),
+    ],
+)
+def test_other_operations_have_words_of_their_own(op, in_turn, alone):
+    case = dataclasses.replace(CASE, op=op)
+    rows = [row(name, time_us, case=case) for name, time_us in (("ppermute", 80), ("xla_sharded", 120), ("local", 64))]
+    assert answer(*rows).sentence == (
+        f"{case}: ppermute is fastest, 80.00 us: 1.50 times as fast as {in_turn} and 25.0 % slower than {alone}."
     )
 
 
