@@ -84,28 +84,31 @@ if ((given)); then
   exec python -m pytest "$@"
 fi
 
-# Several pytest processes side by side. Two wait for Ray most of the time; two compute, in the time that is left: Ray
-# gives its workers a niceness of 15, so without one of 19 these two would leave them next to nothing.
+# Several pytest processes side by side: one waits for Ray half of the time, the others compute. Among all tests those
+# with Ray take longest, and more than one computing process would slow them down on two cores. The computing ones give
+# way to the others.
 if $all; then echo "== pytest: all tests"; else echo "== pytest: the fast tests that need no GPU (--help)"; fi
 logs=$(mktemp -d)
 code=0
 pids=()
-declare -A niceness=([jobs]=19)
-declare -A lanes=(
-  [clusters]="$(echo tests/integration/test_[a-f]*.py)"
-  [more_clusters]="$(echo tests/integration/test_[g-z]*.py)"
-  [jobs]="tests/jobs $(echo tests/cmkernel/test_mosaic*.py)"
-)
-for lane in "${!lanes[@]}"; do
-  read -ra paths <<<"${lanes[$lane]}"
-  nice -n "${niceness[$lane]:-0}" python -m pytest "${paths[@]}" "$@" &>"$logs/$lane" &
+# in_background LOG PATH...: start pytest on these paths.
+in_background() {
+  local log=$logs/$1
+  shift
+  python -m pytest "$@" &>"$log" &
   pids+=($!)
-done
+}
+in_background integration tests/integration "$@"
+rest=(--ignore tests/integration)
+if ! $all; then
+  in_background jobs tests/jobs tests/cmkernel/test_mosaic*.py "$@"
+  rest+=(--ignore tests/jobs --ignore-glob '*/test_mosaic*')
+fi
 trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
-nice -n 19 python -m pytest --ignore tests/jobs --ignore tests/integration --ignore-glob '*/test_mosaic*' "$@" || code=$?
+nice -n 5 python -m pytest "${rest[@]}" "$@" || code=$?
 for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
-for lane in "${!lanes[@]}"; do
-  echo "== pytest ${lanes[$lane]}"
-  cat "$logs/$lane"
+for log in "$logs"/*; do
+  echo "== pytest: ${log##*/}"
+  cat "$log"
 done
 exit "$code"

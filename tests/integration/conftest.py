@@ -69,5 +69,5 @@ def namespaced_hosts():
 def three_hosts(namespaced_hosts):
     """Three hosts of one CPU each, in network namespaces, all of which have joined."""
     command = namespaced_hosts.hosts[0].command(sys.executable, "-c", AWAIT_NODES, namespaced_hosts.address)
-    subprocess.run(command, env=dict(namespaced_hosts.env), check=True, timeout=120)
+    subprocess.run(command, env=dict(namespaced_hosts.env), check=True, timeout=300)
     return namespaced_hosts

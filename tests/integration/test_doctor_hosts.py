@@ -19,7 +19,7 @@ def on(cluster):
 def examine(cluster, run_dir):
     """Run the doctor on the first host; its process, its report, and findings by check, place and verdict."""
     command = cluster.hosts[0].command(sys.executable, "-m", "jobs.doctor", f"run_dir={run_dir}", "cluster.num_ranks=1")
-    done = subprocess.run(command, cwd=ROOT, env=on(cluster), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=on(cluster), capture_output=True, text=True, timeout=300)
     report = json.loads((run_dir / "doctor.json").read_text())
     found = {(f["check"], f["where"], f["verdict"]): f for f in report["findings"]}
     return Finished(done.returncode, done.stdout, done.stderr), report, found
@@ -51,7 +51,7 @@ def test_a_name_that_leads_nowhere(three_hosts, tmp_path):
         assert finished.code == 1
         assert "host name on h3" in finished.result["error"]
         job = three_hosts.hosts[0].bench(*QUICK, "cluster.num_ranks=3", f"run_dir={tmp_path / 'bench'}")
-        refused = finish(job, timeout_s=180)
+        refused = finish(job, timeout_s=400)
         assert (refused.code, refused.result["rows"]) == (3, 0)
         assert "host h3: its name resolves to 127.0.1.1" in refused.result["error"]
     finally:

@@ -22,7 +22,7 @@ from tests.integration.ray_cluster import FAKE_KEY
 from tests.limits import GENEROUS_S, without_waiting
 
 NUM_RANKS = 2
-SETTINGS = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=90, placement_timeout_s=20)
+SETTINGS = ClusterSettings(mode=ClusterMode.local, setup_timeout_s=300, placement_timeout_s=20)
 SESSION = f"{__name__}:Session"
 
 
