@@ -50,10 +50,14 @@ def run(config: DictConfig, warm: WarmGang, outcome: Outcome, kind: Kind) -> Non
     Raises:
       JobError, JobStopped: the job ended before it reached its cluster; later errors are in ``outcome``.
     """
-    job = open_job(config, kind, Naming.of_job())
-    # From here on no other job can have this folder.
-    with Journal(job.run_dir.journal_path) as journal, _logging_to(job.run_dir.log_path):
-        _begin(job, outcome)
+    with contextlib.ExitStack() as stack:
+        # Signals wait, so that the RESULT line of a job that is stopped meanwhile names its folder and counts all rows.
+        with signals_held():
+            job = open_job(config, kind, Naming.of_job())
+            # From here on no other job can have this folder.
+            journal = stack.enter_context(Journal(job.run_dir.journal_path))
+            stack.enter_context(_logging_to(job.run_dir.log_path))
+            _begin(job, outcome)
         with outcome.recording():
             # Both set NCCL's options for the life of a process: only points that agree in them share a gang.
             others = (torch_fused.NAME in job.settings.timing.baselines, job.naming.env_set)
@@ -67,15 +71,13 @@ def run(config: DictConfig, warm: WarmGang, outcome: Outcome, kind: Kind) -> Non
 
 def _begin(job: Job, outcome: Outcome) -> None:
     """Write the config of a new job, or read the rows of the job to resume."""
-    # Signals wait, so that the RESULT line of a job that is stopped meanwhile counts all rows.
-    with signals_held():
-        outcome.run_dir = job.run_dir.path
-        if job.settings.resume is None:
-            job.run_dir.write_config(job.settings)
-            return
-        outcome.rows += (row.summary() for row in iterate(job.run_dir.journal_path))
-        outlier_z = job.settings.cluster.outlier_z
-        outcome.soak += (Point.of(one, outlier_z=outlier_z) for one in iterate_soak(job.run_dir.soak_path))
+    outcome.run_dir = job.run_dir.path
+    if job.settings.resume is None:
+        job.run_dir.write_config(job.settings)
+        return
+    outcome.rows += (row.summary() for row in iterate(job.run_dir.journal_path))
+    outlier_z = job.settings.cluster.outlier_z
+    outcome.soak += (Point.of(one, outlier_z=outlier_z) for one in iterate_soak(job.run_dir.soak_path))
 
 
 def _execute(plan: Plan, cluster: Cluster, warm: WarmGang, journal: Journal, outcome: Outcome) -> None:
