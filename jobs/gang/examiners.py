@@ -15,6 +15,8 @@ from jobs.gang.closing import Closing, finishes_within
 from jobs.gang.shape import Node
 from jobs.health.examiner import Examiner
 from jobs.health.facts import Bandwidth, HostFacts, Xid
+from jobs.health.finding import Finding
+from jobs.health.host_findings import announces_another, unreachable_name
 from jobs.health.pairs import rounds
 
 START_TIMEOUT_S = 60.0
@@ -71,17 +73,35 @@ class Examiners(Closing):
 
     def tcp(self) -> list[Bandwidth]:
         """TCP bandwidth between neighbours in the ring of hosts, in each direction; no host runs two at once."""
-        # Raylets of one host share an address.
-        first = {facts.ip: index for index, facts in reversed(self._facts.items())}
-        neighbours = rounds([[index] for index in sorted(first.values())])
+        neighbours = rounds([[index] for index in self._one_per_host()])
         turns = [turn for pairs in neighbours for turn in (pairs, [(b, a) for a, b in pairs])]
         return [link for turn in turns for link in self._tcp_round(turn)]
+
+    def unreachable_names(self) -> list[Finding]:
+        """Hosts whose name resolves to another address than Ray's, which the host before them can't reach."""
+        hosts = self._one_per_host()
+        findings = []
+        for before, index in zip([*hosts[-1:], *hosts[:-1]], hosts, strict=True):
+            facts = self._facts[index]
+            if before == index or not announces_another(facts):
+                continue
+            sinks, errors = self._ask("listen", facts.resolved_ip, of=[index])
+            if index in sinks:
+                calls = {before: (facts.resolved_ip, *sinks[index], 0.0)}
+                answers, errors = self._ask_each("send", calls)
+                errors |= {i: answer for i, answer in answers.items() if isinstance(answer, str)}
+            findings += [unreachable_name(facts, why) for why in errors.values()]
+        return findings
 
     def xids(self) -> list[tuple[HostFacts, tuple[Xid, ...], str | None]]:
         """XIDs since ``facts`` on each host that answered then, or the reason why they are unknown."""
         answers, errors = self._ask("xids", of=self._facts)
         answers |= {i: ((), why) for i, why in errors.items()}
         return [(self._facts[i], *answers[i]) for i in sorted(self._facts)]
+
+    def _one_per_host(self) -> list[int]:
+        """Index of one node per host, as raylets of one host share an address."""
+        return sorted({facts.ip: index for index, facts in reversed(self._facts.items())}.values())
 
     def _tcp_round(self, pairs: Sequence[tuple[int, int]]) -> list[Bandwidth]:
         """Bandwidth from the first of each pair to the second."""

@@ -24,7 +24,8 @@ from jobs.gang.failures import RankFailed
 from jobs.gang.heartbeats import Heartbeats
 from jobs.gang.island import Island
 from jobs.gang.messages import NOWHERE, Failure, Place, Report, Setup
-from jobs.gang.neighbours import refuse_loopback, refuse_shared_gpus, refuse_unhealthy_gpus, ring_order
+from jobs.gang.names import refuse_unusable_names
+from jobs.gang.neighbours import refuse_shared_gpus, refuse_unhealthy_gpus, ring_order
 from jobs.gang.placement import Placement
 from jobs.gang.probe import Probe, save_stacks
 from jobs.gang.rank import CONTROL, Rank
@@ -84,7 +85,7 @@ class Gang(Closing):
           NoCapacity: the resources are missing or taken for longer than ``cluster.placement_timeout_s``.
           GangLost: a rank died.
           InfrastructureError: a rank isn't ready in time, two ranks share a GPU, a GPU is broken or in use by
-            another process, or a host's name resolves to a loopback address.
+            another process, or a host's name resolves to an address that the ranks can't use.
           RankFailed: the session can't be built.
         """
         limit_s = settings.placement_timeout_s
@@ -94,6 +95,7 @@ class Gang(Closing):
         gang = cls(placement, settings.stall_timeout_s or math.inf, stacks_path)
         try:
             gang._start_actors(settings)
+            refuse_unusable_names(gang.places, cluster.nodes, on_gpus=shape.on_gpus)
             gang._set_up(settings, session)
         except BaseException:
             gang.close()
@@ -158,8 +160,6 @@ class Gang(Closing):
         self._probe = Probe(self._actors)
 
     def _set_up(self, settings: ClusterSettings, session: str) -> None:
-        if not self._placement.shape.on_gpus:
-            refuse_loopback(self.places)
         refuse_unhealthy_gpus(self.places)
         doing, timeout_s = "setting up jax.distributed", settings.setup_timeout_s
         (coordinator,) = self._gather(Answers({0: self._actors[0].coordinator_address.remote()}), timeout_s, doing)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 from jobs.health.domain import nvlink_domain
-from jobs.health.facts import GpuFacts
+from jobs.health.facts import GpuFacts, HostName
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place(HostName):
     """Location of an actor before it becomes a rank."""
 
     node_id: str
-    host: str
-    ip: str
-    """Address of the node in Ray."""
     pid: int
     gpu_ids: tuple[str, ...]
     """Indices or UUIDs of the GPUs that Ray assigned; empty for a CPU rank."""
-    resolved_ip: str | None
-    """Address that the host resolves its own name to; ``None`` if it can't."""
     stderr_path: str
     """File on that host with the process's standard error."""
     boot_id: str = ""

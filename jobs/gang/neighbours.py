@@ -15,7 +15,6 @@ from jobs.gang.messages import Place
 from jobs.gang.shape import natural
 from jobs.health.finding import refuse_failures
 from jobs.health.gpu_findings import gpu_findings
-from jobs.health.host_findings import UNREACHABLE, is_loopback, map_name
 from jobs.records.layout import Layout
 from jobs.records.member import Member
 
@@ -37,20 +36,6 @@ def layout(members: Sequence[Member], settings: ClusterSettings) -> Layout:
     links = dataclasses.replace(cost.default_links(members[0].device_kind), **given)
     hosts = itertools.groupby(members, key=lambda member: member.nvlink_domain)
     return Layout(tuple(len(list(ranks)) for _, ranks in hosts), links)
-
-
-def refuse_loopback(places: Sequence[Place]) -> None:
-    """Raise ``InfrastructureError`` if a host's own name resolves to an address that other hosts can't reach.
-
-    Gloo announces that address to its peers, whatever address Ray uses.
-    """
-    if len({place.ip for place in places}) == 1:
-        return
-    for place in places:
-        if is_loopback(place.resolved_ip):
-            raise InfrastructureError(
-                f"host {place.host}: its name resolves to {place.resolved_ip}, {UNREACHABLE}; {map_name(place.ip)}"
-            )
 
 
 def refuse_unhealthy_gpus(places: Sequence[Place]) -> None:

@@ -82,6 +82,7 @@ class Rank:
     def _look_around(self) -> Place:
         context = ray.get_runtime_context()
         host = socket.gethostname()
+        resolved_ip, owns_resolved_ip = resolve(host)
         gpu_ids = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", ()))
         return Place(
             node_id=context.get_node_id(),
@@ -89,7 +90,8 @@ class Rank:
             ip=ray.util.get_node_ip_address(),
             pid=os.getpid(),
             gpu_ids=gpu_ids,
-            resolved_ip=resolve(host),
+            resolved_ip=resolved_ip,
+            owns_resolved_ip=owns_resolved_ip,
             stderr_path=stderr_path(),
             boot_id=boot_id(),
             gpu=own_gpu_facts() if gpu_ids else None,

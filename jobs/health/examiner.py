@@ -30,9 +30,9 @@ class Examiner:
         """Clock of this host, in seconds since the epoch."""
         return time.time()
 
-    def listen(self) -> tuple[int, bytes]:
-        """Start a ``Sink``; return its port and key."""
-        sink = Sink(self._ip)
+    def listen(self, ip: str | None = None) -> tuple[int, bytes]:
+        """Start a ``Sink`` on this address, or that in Ray; return its port and key."""
+        sink = Sink(ip or self._ip)
         return sink.port, sink.key
 
     def send(self, ip: str, port: int, key: bytes, seconds: float) -> float | str:

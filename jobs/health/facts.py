@@ -82,14 +82,22 @@ class GpuFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostFacts:
-    """One host, as a process on it sees it."""
+class HostName:
+    """The name of a host, and what it resolves to there."""
 
     host: str
     ip: str
     """Address of the node in Ray."""
     resolved_ip: str | None
     """Address that the host resolves its own name to; ``None`` if it can't."""
+    owns_resolved_ip: bool = True
+    """An interface of the host has that address."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostFacts(HostName):
+    """One host, as a process on it sees it."""
+
     boot_id: str
     """Shared by all processes of a machine, containers included, until it reboots; empty if unknown."""
     versions: dict[str, str]

@@ -29,10 +29,12 @@ def host_facts(ip: str, *, with_gpus: bool) -> HostFacts:
       with_gpus: read the GPUs through NVML, too, which takes longer.
     """
     host = socket.gethostname()
+    resolved_ip, owns_resolved_ip = resolve(host)
     return HostFacts(
         host=host,
         ip=ip,
-        resolved_ip=resolve(host),
+        resolved_ip=resolved_ip,
+        owns_resolved_ip=owns_resolved_ip,
         boot_id=boot_id(),
         versions=_versions(),
         shm_bytes=_shm_bytes(),
@@ -41,12 +43,24 @@ def host_facts(ip: str, *, with_gpus: bool) -> HostFacts:
     )
 
 
-def resolve(host: str) -> str | None:
-    """Address that ``host`` resolves to on this host; ``None`` without one."""
+def resolve(host: str) -> tuple[str | None, bool]:
+    """Address that gloo announces for this host's name, and whether an interface here has it.
+
+    As in gloo, it is the first of the name's addresses that a socket can be bound to. If there is none, return the
+    first address, or ``None`` if the name doesn't resolve.
+    """
     try:
-        return socket.gethostbyname(host)
+        known = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return None
+        return None, False
+    for family, kind, protocol, _, address in known:
+        try:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.bind(address)
+            return str(address[0]), True
+        except OSError:
+            continue
+    return str(known[0][4][0]), False
 
 
 def boot_id() -> str:

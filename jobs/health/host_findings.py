@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 
-from jobs.health.facts import HostFacts
+from jobs.health.facts import HostFacts, HostName
 from jobs.health.finding import Finding, Verdict
 from jobs.health.host import GPU_PACKAGES, MISSING, PACKAGES
 
@@ -40,36 +41,48 @@ def silence_findings(silent: Sequence[tuple[str, str]]) -> list[Finding]:
     return [Finding("examiner", host, why, Verdict.fail, mend) for host, why in silent]
 
 
-def resolution_findings(hosts: Sequence[HostFacts], *, on_gpus: bool) -> list[Finding]:
-    """Check that other hosts can reach the address that each host's name resolves to, which gloo announces."""
-    if not hosts:
-        return []
-    if len({host.ip for host in hosts}) == 1:
-        return [Finding("host name", hosts[0].host, f"{hosts[0].resolved_ip}; no other host needs to reach it")]
-    findings = []
-    for host in hosts:
-        found = f"its name resolves to {host.resolved_ip}"
-        if not is_loopback(host.resolved_ip):
-            is_rays = host.resolved_ip == host.ip
-            findings.append(Finding("host name", host.host, "resolves to Ray's address" if is_rays else found))
-            continue
+def name_findings(hosts: Sequence[HostName], *, on_gpus: bool) -> list[Finding]:
+    """Check the address that each host's own name resolves to: gloo binds it, and announces it to the other hosts."""
+    by_ip = {host.ip: host for host in hosts}  # raylets of one host share its name
+    return [_name_finding(host, is_alone=len(by_ip) == 1, on_gpus=on_gpus) for host in by_ip.values()]
+
+
+def announces_another(host: HostName) -> bool:
+    """Return whether gloo announces another address than Ray uses, one that other hosts may reach."""
+    return host.resolved_ip not in (None, host.ip) and host.owns_resolved_ip and not _is_loopback(host.resolved_ip)
+
+
+def unreachable_name(host: HostName, why: str) -> Finding:
+    """Report that another host can't reach the address that this host's name resolves to."""
+    found = f"its name resolves to {host.resolved_ip}, {_UNREACHABLE} ({why})"
+    return Finding("host name", _name(host), found, Verdict.fail, _map_name(host))
+
+
+_UNREACHABLE = "which other hosts can't reach"
+
+
+def _name_finding(host: HostName, *, is_alone: bool, on_gpus: bool) -> Finding:
+    if host.resolved_ip is None:
+        return Finding("host name", _name(host), "it doesn't resolve", Verdict.fail, _map_name(host))
+    found = f"its name resolves to {host.resolved_ip}"
+    if not host.owns_resolved_ip:
+        lacking = f"{found}, which none of its interfaces has"
+        return Finding("host name", _name(host), lacking, Verdict.fail, _map_name(host))
+    if is_alone:
+        return Finding("host name", host.host, f"{host.resolved_ip}; no other host needs to reach it")
+    if _is_loopback(host.resolved_ip):
         # NCCL chooses an interface itself.
         verdict = Verdict.warn if on_gpus else Verdict.fail
-        findings.append(Finding("host name", _name(host), f"{found}, {UNREACHABLE}", verdict, map_name(host.ip)))
-    return findings
+        return Finding("host name", _name(host), f"{found}, {_UNREACHABLE}", verdict, _map_name(host))
+    return Finding("host name", host.host, "resolves to Ray's address" if host.resolved_ip == host.ip else found)
 
 
-UNREACHABLE = "which other hosts can't reach"
+def _is_loopback(ip: str | None) -> bool:
+    return ip is not None and ip_address(ip.partition("%")[0]).is_loopback
 
 
-def is_loopback(resolved_ip: str | None) -> bool:
-    """Return whether other hosts can't use this address."""
-    return resolved_ip is None or resolved_ip.startswith("127.")
-
-
-def map_name(ip: str) -> str:
-    """Cure of a host name that resolves to an unusable address."""
-    return f"map it to {ip} in /etc/hosts there"
+def _map_name(host: HostName) -> str:
+    return f'add the line "{host.ip} {host.host}" to /etc/hosts there'
 
 
 def shm_findings(hosts: Sequence[HostFacts]) -> list[Finding]:
@@ -175,7 +188,7 @@ def _driver_finding(host: HostFacts, seen: set[str]) -> Finding:
     return Finding("NVIDIA driver", host.host, found)
 
 
-def _name(host: HostFacts) -> str:
+def _name(host: HostName) -> str:
     return f"{host.host} ({host.ip})"
 
 

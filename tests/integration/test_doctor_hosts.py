@@ -1,5 +1,6 @@
 """The doctor on several hosts: a name that leads nowhere, and a host that is cut off."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -38,24 +39,46 @@ def test_hosts_that_are_well(three_hosts, tmp_path):
     assert all(link["bytes_per_s"] > 0 for link in report["links"])
 
 
-def test_a_name_that_leads_nowhere(three_hosts, tmp_path):
-    trapped = three_hosts.hosts[2]
-    names = Path("/etc/netns", trapped.namespace, "hosts")
+@contextlib.contextmanager
+def resolving_to(host, ip):
+    """What the host's own name resolves to; with ``None`` it doesn't."""
+    names = Path("/etc/netns", host.namespace, "hosts")
     healthy = names.read_text()
-    names.write_text(f"127.0.0.1 localhost\n127.0.1.1 {trapped.name}\n")
+    names.write_text("127.0.0.1 localhost\n" + (f"{ip} {host.name}\n" if ip else ""))
     try:
+        yield
+    finally:
+        names.write_text(healthy)
+
+
+@pytest.mark.parametrize("ip", ["127.0.1.1", "192.168.99.3"])
+def test_a_name_that_leads_nowhere(three_hosts, tmp_path, ip):
+    """To loopback, or to a network card that the other hosts can't reach."""
+    trapped = three_hosts.hosts[2]
+    if not ip.startswith("127."):
+        command = ["ip", "-n", trapped.namespace, "addr", "replace", f"{ip}/32", "dev", "lo"]
+        subprocess.run(command, check=True)
+    with resolving_to(trapped, ip):
         finished, _, found = examine(three_hosts, tmp_path / "doctor")
         finding = found["host name", f"h3 ({trapped.ip})", "fail"]
-        assert finding["found"] == "its name resolves to 127.0.1.1, which other hosts can't reach"
-        assert finding["mend"] == f"map it to {trapped.ip} in /etc/hosts there"
+        assert finding["found"].startswith(f"its name resolves to {ip}, which other hosts can't reach")
+        assert finding["mend"] == f'add the line "{trapped.ip} h3" to /etc/hosts there'
         assert finished.code == 1
         assert "host name on h3" in finished.result["error"]
         job = three_hosts.hosts[0].bench(*QUICK, "cluster.num_ranks=3", f"run_dir={tmp_path / 'bench'}")
         refused = finish(job, timeout_s=400)
         assert (refused.code, refused.result["rows"]) == (3, 0)
-        assert "host h3: its name resolves to 127.0.1.1" in refused.result["error"]
-    finally:
-        names.write_text(healthy)
+        assert f"h3 ({trapped.ip}): host name: its name resolves to {ip}" in refused.result["error"]
+
+
+def test_one_host_whose_name_does_not_resolve(three_hosts, tmp_path):
+    host = three_hosts.hosts[0]
+    with resolving_to(host, None):
+        job = host.bench(*QUICK, "cluster=local", "cluster.num_ranks=2", f"run_dir={tmp_path}", RAY_ADDRESS=None)
+        refused = finish(job, timeout_s=400)
+    assert (refused.code, refused.result["rows"]) == (3, 0)
+    assert "host name: it doesn't resolve" in refused.result["error"]
+    assert ' h1" to /etc/hosts there' in refused.result["error"]
 
 
 def test_a_host_that_is_cut_off(three_hosts, tmp_path):

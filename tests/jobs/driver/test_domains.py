@@ -20,7 +20,17 @@ CLUSTER = "11111111-1111-1111-1111-111111111111"
 
 
 def place(host, boot_id, gpu_facts):
-    return Place(f"id-{host}", host, "10.0.0.1", 7, ("0",), "10.0.0.1", "/logs/worker.err", boot_id, gpu_facts)
+    return Place(
+        node_id=f"id-{host}",
+        host=host,
+        ip="10.0.0.1",
+        pid=7,
+        gpu_ids=("0",),
+        resolved_ip="10.0.0.1",
+        stderr_path="/logs/worker.err",
+        boot_id=boot_id,
+        gpu=gpu_facts,
+    )
 
 
 def test_two_raylets_of_one_machine_are_one_domain():

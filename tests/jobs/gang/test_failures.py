@@ -13,14 +13,22 @@ from jobs.errors import GangLost, InfrastructureError, UsageError
 from jobs.gang.answers import Answer
 from jobs.gang.failures import RankFailed, death_error, hang_error, is_death, name_ranks, session_error, timeout_error
 from jobs.gang.messages import NOWHERE, Place, Report
-from jobs.gang.neighbours import layout, refuse_loopback, refuse_shared_gpus, ring_order
+from jobs.gang.neighbours import layout, refuse_shared_gpus, ring_order
 from jobs.gang.rank import _as_data
 from jobs.gang.watchdog import Watchdog, describe_states
 from jobs.records.member import Member
 
 
 def place(host, pid=7, gpu="0", ip=None, resolved_ip="10.0.0.1"):
-    return Place(f"id-{host}", host, ip or f"10.0.0.{host[-1]}", pid, (gpu,), resolved_ip, "/logs/worker.err")
+    return Place(
+        node_id=f"id-{host}",
+        host=host,
+        ip=ip or f"10.0.0.{host[-1]}",
+        pid=pid,
+        gpu_ids=(gpu,),
+        resolved_ip=resolved_ip,
+        stderr_path="/logs/worker.err",
+    )
 
 
 PLACES = [place("host1", 11), place("host1", 12, "1"), place("host2", 13)]
@@ -188,15 +196,6 @@ def test_links_are_those_of_the_config_or_of_the_device():
     assert layout([member("a", "cpu")], ClusterSettings(link_gbytes_per_s=20.0)).links == Links(
         20.0, nic_gbytes_per_s=1.25
     )
-
-
-def test_loopback_matters_between_hosts_only():
-    trap = place("host1", resolved_ip="127.0.1.1")
-    refuse_loopback([trap, trap])
-    with pytest.raises(
-        InfrastructureError, match=r"host host1: its name resolves to 127.0.1.1, .* map it to 10.0.0.1 in"
-    ):
-        refuse_loopback([place("host2"), trap])
 
 
 def test_two_ranks_on_one_gpu():

@@ -1,5 +1,6 @@
 """The probe of a gang, with actors whose answers are futures."""
 
+import dataclasses
 import threading
 import types
 from concurrent.futures import Future
@@ -8,7 +9,7 @@ import pytest
 
 from jobs.gang import probe
 from jobs.gang.closing import Closing, finishes_within
-from jobs.gang.messages import Place, Report
+from jobs.gang.messages import NOWHERE, Report
 
 REPORT = Report(idle_s=0.0, is_compiling=False, step="burst", iteration=1, finished_case=None, stacks="in burst")
 
@@ -42,7 +43,7 @@ def test_reports_of_those_that_answer():
 
 
 def test_stacks_go_to_the_file_or_to_the_log(tmp_path, caplog):
-    places = [Place(f"id{i}", f"host{i}", "10.0.0.1", 7 + i, (), None, "") for i in range(2)]
+    places = [dataclasses.replace(NOWHERE, host=f"host{i}", pid=7 + i) for i in range(2)]
     path = tmp_path / "stacks.txt"
     assert probe.save_stacks(places, {0: REPORT}, path) == str(path)
     assert "=== rank 0 on host0 (pid 7) ===\niteration 1 of burst" in path.read_text()

@@ -128,15 +128,26 @@ def test_versions():
     assert "scripts/submit.sh --install" in findings[2].mend
 
 
-def test_the_loopback_trap_takes_several_hosts():
-    trap = host("gpu-2", resolved_ip="127.0.1.1")
-    (alone,) = host_findings.resolution_findings([trap, trap], on_gpus=False)
+@pytest.mark.parametrize("loopback", ["127.0.1.1", "::1"])
+def test_the_loopback_trap_takes_several_hosts(loopback):
+    trap = host("gpu-2", resolved_ip=loopback)
+    (alone,) = host_findings.name_findings([trap, trap], on_gpus=False)
     assert alone.verdict is Verdict.ok
-    fine, trapped = host_findings.resolution_findings([host(), trap], on_gpus=False)
+    fine, trapped = host_findings.name_findings([host(), trap], on_gpus=False)
     assert (fine.verdict, trapped.verdict) == (Verdict.ok, Verdict.fail)
-    assert trapped.mend == "map it to 10.0.0.2 in /etc/hosts there"
-    _, nameless = host_findings.resolution_findings([host(), host("gpu-2", resolved_ip=None)], on_gpus=True)
-    assert nameless.verdict is Verdict.warn, "NCCL doesn't need the name"
+    assert trapped.mend == 'add the line "10.0.0.2 gpu-2" to /etc/hosts there'
+    _, trapped = host_findings.name_findings([host(), trap], on_gpus=True)
+    assert trapped.verdict is Verdict.warn, "NCCL chooses an interface itself"
+
+
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_a_name_that_gloo_cannot_bind_fails_even_one_host(on_gpus):
+    nameless = host(resolved_ip=None, owns_resolved_ip=False)
+    elsewhere = host(resolved_ip="192.0.2.1", owns_resolved_ip=False)
+    for hosts, found in (([nameless], "it doesn't resolve"), ([elsewhere], "none of its interfaces has")):
+        (finding,) = host_findings.name_findings(hosts, on_gpus=on_gpus)
+        assert finding.verdict is Verdict.fail
+        assert found in finding.found
 
 
 def test_limits_of_memory():
