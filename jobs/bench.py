@@ -22,6 +22,15 @@ def bench(warm: WarmGang, config: DictConfig, outcome: Outcome) -> None:
     run(config, warm, outcome, BENCH)
 
 
+def check(config: DictConfig) -> None:
+    """Refuse mistakes that show before the job starts."""
+    from jobs.driver.benchmark import BENCH
+    from jobs.driver.naming import Naming
+    from jobs.driver.opening import refuse_mistakes
+
+    refuse_mistakes(config, BENCH, Naming.of_job())
+
+
 if __name__ == "__main__":
     warm = WarmGang()
-    entry.leave(entry.main(functools.partial(bench, warm), warm))
+    entry.leave(entry.main(functools.partial(bench, warm), check, warm))

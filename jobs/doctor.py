@@ -22,5 +22,12 @@ def doctor(config: DictConfig, outcome: Outcome) -> None:
     examine(config, outcome)
 
 
+def check(config: DictConfig) -> None:
+    """Refuse mistakes that show before the examination starts."""
+    from jobs.config.rules import to_settings
+
+    to_settings(config)
+
+
 if __name__ == "__main__":
-    entry.leave(entry.main(doctor))
+    entry.leave(entry.main(doctor, check))

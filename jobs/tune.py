@@ -22,6 +22,15 @@ def tune(warm: WarmGang, config: DictConfig, outcome: Outcome) -> None:
     run(config, warm, outcome, TUNE)
 
 
+def check(config: DictConfig) -> None:
+    """Refuse mistakes that show before the job starts."""
+    from jobs.driver.naming import Naming
+    from jobs.driver.opening import refuse_mistakes
+    from jobs.driver.tuner import TUNE
+
+    refuse_mistakes(config, TUNE, Naming.of_job())
+
+
 if __name__ == "__main__":
     warm = WarmGang()
-    entry.leave(entry.main(functools.partial(tune, warm), warm))
+    entry.leave(entry.main(functools.partial(tune, warm), check, warm))

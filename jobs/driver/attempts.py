@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from jobs.results.disk.environment_file import EnvironmentFile
 from jobs.results.terminal.steps import Step, soak_step
 
 logger = logging.getLogger(__name__)
+
+_MAX_LOSSES = 2
 
 
 class Attempts:
@@ -63,6 +66,10 @@ class Attempts:
         self._attempt = 0
         self._restarts = 0
         self._lost: GangLost | None = None
+        self._measuring: Case | None = None
+        """Case of the present step; ``None`` in the soak, and before a gang's first step."""
+        self._losses: Counter[Case] = Counter()
+        """Gangs lost while they measured a case."""
 
     def run(self) -> None:
         """Measure every case that isn't done.
@@ -73,13 +80,23 @@ class Attempts:
           UsageError, RankFailed, InfrastructureError: the program failed; it would fail on a fresh gang too.
         """
         while (cases := self._unfinished()) or self._to_soak():
-            self._attempt = self._environment.begin(self.name)
+            self._attempt, self._measuring = self._environment.begin(self.name), None
             try:
                 self._measure(cases)
             except GangLost as error:
                 self._lost = error
                 self._environment.lost(self.name, str(error))
-                self._restart(error)
+                self._judge(error)
+                if self._unfinished() or self._to_soak():
+                    self._restart(error)
+
+    def _judge(self, lost: GangLost) -> None:
+        """Give up a case that two gangs were lost on: a third one would be no wiser."""
+        if (case := self._measuring) is None:
+            return
+        self._losses[case] += 1
+        if self._losses[case] == _MAX_LOSSES:
+            self._ledger.give_up(self._of_island(f"{case}: given up, {_MAX_LOSSES} gangs were lost on it: {lost}"))
 
     def _restart(self, lost: GangLost) -> None:
         """Get ready for the next gang; raise ``lost`` once the restarts are used up."""
@@ -95,7 +112,8 @@ class Attempts:
         await_gone(self._cluster, lost.places, hosts=self._island.hosts if self._island else None)
 
     def _unfinished(self) -> list[Case]:
-        return self._plan.kind.unfinished(self._settings, self._plan.cases, self._ledger.rows(self.name))
+        unfinished = self._plan.kind.unfinished(self._settings, self._plan.cases, self._ledger.rows(self.name))
+        return [case for case in unfinished if self._losses[case] < _MAX_LOSSES]
 
     def _to_soak(self) -> list[Case]:
         """Cases to soak: those whose check passed, while soak time is left."""
@@ -163,6 +181,7 @@ class Attempts:
 
     def _begin(self, step: Step, text: str, best: Best | None) -> None:
         self._note_restart()
+        self._measuring = step.case
         self._ledger.begin(step, self._of_island(text), best, self.name)
 
     def _announce(self, text: str) -> None:

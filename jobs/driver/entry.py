@@ -10,12 +10,12 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobs.driver.outcome import Outcome
-from jobs.errors import EXIT_OK, EXIT_USAGE
+from jobs.errors import EXIT_OK, EXIT_USAGE, UsageError
 from jobs.output import keep_output
 from jobs.signals import raise_if_stopped, stop_on_signals, take_signals
 
@@ -23,6 +23,8 @@ from jobs.signals import raise_if_stopped, stop_on_signals, take_signals
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+Check = Callable[["DictConfig"], None]
+"""Raises ``UsageError`` for a config that ``Job`` would refuse before it starts."""
 Job = Callable[["DictConfig", Outcome], None]
 """Runs a composed config and records its end in the outcome; it makes its slow imports when it is called."""
 
@@ -55,7 +57,7 @@ class _Session:
         return all_points, {"run_dirs": [str(outcome.run_dir) for outcome in self.outcomes if outcome.run_dir]}
 
 
-def main(job: Job, between_points: AbstractContextManager[Any] | None = None) -> int:
+def main(job: Job, check: Check, between_points: AbstractContextManager[Any] | None = None) -> int:
     """Run ``job``, or each point of a multirun, and return the exit code; a multirun returns its worst one.
 
     The last line of standard output is the RESULT line. A multirun prints one for each point, and one more for all.
@@ -63,6 +65,7 @@ def main(job: Job, between_points: AbstractContextManager[Any] | None = None) ->
 
     Args:
       job: function to run.
+      check: called with the config of each point of a multirun before the first one runs.
       between_points: context shared by the points of a multirun, and closed after the last one.
     """
     take_signals()
@@ -71,7 +74,7 @@ def main(job: Job, between_points: AbstractContextManager[Any] | None = None) ->
     session = _Session()
     with session.whole.recording(), stop_on_signals(), between_points or contextlib.nullcontext():
         _keep_temporary_files_together()
-        _run_hydra(job, session)
+        _run_hydra(job, check, session)
     if not session.outcomes and session.whole.status == "ok":
         return EXIT_OK  # --help, --cfg and the like
     outcome, more = session.result()
@@ -96,14 +99,14 @@ def _keep_temporary_files_together() -> None:
         _own_folders.append(tempfile.tempdir)
 
 
-def _run_hydra(job: Job, session: _Session) -> None:
+def _run_hydra(job: Job, check: Check, session: _Session) -> None:
     """Compose the config and run the job for each point; a config that can't be composed is a usage error."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from jobs.config.command_line import with_quoted_paths
+    from jobs.config.command_line import elsewhere, runs_points, with_quoted_paths
     from jobs.config.composing import mistake
     from jobs.config.problem import config_dir
     from jobs.config.schema import register
@@ -111,7 +114,14 @@ def _run_hydra(job: Job, session: _Session) -> None:
     register()
     OmegaConf.register_new_resolver("job_help", _job_help, replace=True)
 
-    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
+    def refuse(config: DictConfig) -> None:
+        raise_if_stopped()
+        try:
+            check(config)
+        except UsageError as error:
+            names = HydraConfig.get()
+            refusals.append(f"point {names.job.num} ({' '.join(names.overrides.task)}): {error}")
+
     def task(config: DictConfig) -> None:
         raise_if_stopped()
         outcome = Outcome()
@@ -126,8 +136,16 @@ def _run_hydra(job: Job, session: _Session) -> None:
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[1:] = with_quoted_paths(sys.argv[1:])
+    refusals: list[str] = []
+    in_hydra = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     try:
-        task()
+        if runs_points(sys.argv[1:]):
+            with _arguments(*elsewhere(sys.argv[1:], tempfile.gettempdir())):
+                in_hydra(refuse)()
+        if refusals:
+            session.whole.end("usage_error", EXIT_USAGE, " | ".join(refusals))
+        else:
+            in_hydra(task)()
     except Exception as error:
         # A job's own errors are in its outcome. This one is of composing the config, or of a multirun.
         if wants_traceback:
@@ -137,6 +155,17 @@ def _run_hydra(job: Job, session: _Session) -> None:
         # argparse has already printed the mistake.
         if error.code:
             session.whole.end("usage_error", EXIT_USAGE, "the command line can't be parsed")
+
+
+@contextlib.contextmanager
+def _arguments(*arguments: str) -> Iterator[None]:
+    """Another command line, until the block ends."""
+    saved = sys.argv[1:]
+    sys.argv[1:] = arguments
+    try:
+        yield
+    finally:
+        sys.argv[1:] = saved
 
 
 def _job_help() -> str:

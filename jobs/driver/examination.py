@@ -22,9 +22,10 @@ from jobs.driver.hosts import driver_versions
 from jobs.driver.outcome import Outcome
 from jobs.errors import EXIT_CHECK_FAILED, InfrastructureError, NoCapacity
 from jobs.gang.capacity import default_num_ranks
-from jobs.gang.cluster import Cluster, connect, submission_id, submitted_git_sha
+from jobs.gang.cluster import Cluster, connect
 from jobs.gang.examiners import Examiners
 from jobs.gang.gang import Gang
+from jobs.gang.submission import submission_id, submitted_git_sha
 from jobs.health import gpu_findings, host_findings
 from jobs.health.facts import Bandwidth, HostFacts
 from jobs.health.finding import Finding, Verdict
@@ -76,7 +77,6 @@ def examine(config: DictConfig, outcome: Outcome) -> None:
 
 def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
     """Examine everything, the cheapest things first."""
-    num_ranks = default_num_ranks(cluster, settings.cluster)
     driver = driver_versions(host_facts(cluster.nodes[0].ip, with_gpus=False).versions)
     with Examiners(cluster.nodes) as examiners:
         hosts, silent = examiners.facts(with_gpus=True, timeout_s=_EXAMINER_TIMEOUT_S)
@@ -91,6 +91,8 @@ def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
         seen.findings += host_findings.driver_findings(hosts)
         seen.findings += _gpus(cluster, hosts, _names_kernel(settings))
         seen.findings += _tcp(examiners, seen)
+        # Capacity comes late: a cluster that is too small is still examined.
+        num_ranks = default_num_ranks(cluster, _impatient(settings.cluster))
         if cluster.on_gpus:
             _look_at_links(cluster, settings, num_ranks, seen)
         for host, xids, error in examiners.xids():

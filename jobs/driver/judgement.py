@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jobs.config.choices import World
 from jobs.config.schema import Settings
 from jobs.driver.outcome import Outcome
-from jobs.errors import EXIT_CHECK_FAILED
+from jobs.errors import EXIT_CHECK_FAILED, EXIT_INFRASTRUCTURE
 from jobs.results.analysis import soaking
 from jobs.results.analysis.standings import standings
 from jobs.results.terminal import table
@@ -21,12 +21,18 @@ def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
 
     Return the W&B summary entries for restarts, islands and the soak.
     """
+    if outcome.given_up:
+        outcome.end("infrastructure_error", EXIT_INFRASTRUCTURE, " | ".join(outcome.given_up))
     failed = [row for row in outcome.rows if row.failed]
     if failed:
         named = ", ".join(f"{row.implementation} on {row.case}" for row in failed)
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
     _print(table.footer_lines(outcome.rows, min_gain=settings.tuning.min_gain))
-    summary: dict[str, Scalar] = {"restarts": outcome.restarts, "restart_s": round(outcome.restart_s, 1)}
+    summary: dict[str, Scalar] = {
+        "given_up": len(outcome.given_up),
+        "restarts": outcome.restarts,
+        "restart_s": round(outcome.restart_s, 1),
+    }
     if settings.cluster.world is World.per_island:
         summary |= _judge_islands(outcome, settings)
     if outcome.soak:

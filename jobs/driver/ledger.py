@@ -130,6 +130,14 @@ class Ledger:
             logger.info("%s", text)
             self._progress.note(f"# {text}")
 
+    def give_up(self, text: str) -> None:
+        """Record a case that can't be measured; the job ends with an error that has the first line of ``text``."""
+        with self.lock:
+            first_line = text.splitlines()[0]
+            logger.error("%s", text)
+            self._outcome.given_up.append(first_line)
+            self._progress.note(f"# {first_line}")
+
     def restarts(self) -> None:
         """Count one more restart."""
         with self.lock:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from jobs.gang.cluster import submission_id
+from jobs.gang.submission import submission_id
 
 
 @dataclasses.dataclass(frozen=True)

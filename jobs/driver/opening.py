@@ -52,9 +52,7 @@ def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
     """
     settings = to_settings(config)
     if settings.resume is None:
-        # The number of ranks may still be unknown; the sizes are not.
-        expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
-        settings, table = _accepted(settings, kind, naming)
+        settings, table = _accepted_as_new(settings, kind, naming)
         run_dir = RunDir.create(naming.below(settings.run_dir), submission_id=naming.own_run_dir)
     else:
         run_dir = RunDir.reopen(settings.resume, submission_id=naming.submission)
@@ -65,6 +63,23 @@ def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
     if kind.writes_table:
         _refuse_unwritable(job.winners_path)
     return job
+
+
+def refuse_mistakes(config: DictConfig, kind: Kind, naming: Naming) -> None:
+    """Refuse what ``open_job`` would refuse of a new job before it makes a run directory.
+
+    Raises:
+      UsageError: an option breaks its rule, or names a file that can't be used.
+    """
+    settings = to_settings(config)
+    if settings.resume is None:
+        _accepted_as_new(settings, kind, naming)
+
+
+def _accepted_as_new(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings, Table | None]:
+    # The number of ranks may still be unknown; the sizes are not.
+    expand(resolve_problem(settings.problem, on_gpus=False), settings.cluster.num_ranks or 1)
+    return _accepted(settings, kind, naming)
 
 
 def _accepted(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings, Table | None]:

@@ -36,6 +36,8 @@ class Outcome:
     """Summaries of all rows of the journal, including those of the job that this one resumes."""
     soak: list[Point] = dataclasses.field(default_factory=list)
     """Every slice of the soak."""
+    given_up: list[str] = dataclasses.field(default_factory=list)
+    """Cases without rows because gangs were lost on them, each with the reason."""
     restarts: int = 0
     restart_s: float = 0.0
     """Sum of the seconds from each loss of a gang to the first step of the next gang."""

@@ -17,8 +17,9 @@ from jobs.driver.opening import Job
 from jobs.driver.preflight import refuse_unsupported
 from jobs.errors import UsageError
 from jobs.gang.capacity import default_num_ranks
-from jobs.gang.cluster import Cluster, submitted_git_sha
+from jobs.gang.cluster import Cluster
 from jobs.gang.island import Island, cut
+from jobs.gang.submission import submitted_git_sha
 from jobs.measure.programs import Request
 from jobs.records.case import Case
 from jobs.records.environment import Environment, GangsRecord, here

@@ -15,6 +15,7 @@ from jobs.config.schema import KernelSettings, Settings
 from jobs.errors import UsageError
 from jobs.gang.cluster import Cluster
 from jobs.records.case import Case
+from jobs.records.work import least_bytes
 
 # Ray's names of the accelerators with compute capability 9.0.
 HOPPER = ("H100", "H200", "H20", "H800", "GH200")
@@ -25,6 +26,8 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
     """Raise ``UsageError`` if the settings can't run on these cases or this cluster."""
     if settings.check.fault is Fault.swapped_shards and cases[0].num_ranks == 1:
         raise UsageError("check.fault=swapped_shards needs at least 2 ranks: one shard can't be swapped")
+    if not cluster.on_gpus:
+        _refuse_memory(cases, cluster)
     for name in settings.timing.baselines:
         _refuse_machine(f"timing.baselines={name}", name, cluster, "leave it out")
     implementation = settings.kernel.implementation
@@ -33,6 +36,25 @@ def refuse_unsupported(settings: Settings, cases: Sequence[Case], cluster: Clust
         _refuse_machine(option, implementation.value, cluster, _INSTEAD)
         for case in cases:
             _refuse_case(option, settings.kernel, case)
+
+
+def _refuse_memory(cases: Sequence[Case], cluster: Cluster) -> None:
+    """Raise ``UsageError`` if a case needs more memory than the hosts had free: the kernel would kill its ranks."""
+    free = [node.memory_bytes for node in cluster.nodes if node.memory_bytes is not None]
+    if len(free) < len(cluster.nodes):
+        return
+    for case in cases:
+        needed = least_bytes(case)
+        if needed > max(free) or needed * case.num_ranks > sum(free):
+            raise UsageError(
+                f"problem.m_shard={case.m_shard} problem.k={case.k} problem.n_shard={case.n_shard}: {case} needs at "
+                f"least {_gib(needed)} of memory for each rank, {_gib(needed * case.num_ranks)} for all, and there are "
+                f"{_gib(sum(free))}; use smaller sizes or fewer ranks"
+            )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def _refuse_case(option: str, kernel: KernelSettings, case: Case) -> None:

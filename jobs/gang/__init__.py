@@ -11,5 +11,7 @@ os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # Ray gives its workers a niceness of 15: beside any other program a rank would have next to nothing of a core. The
 # raylet of a local Ray reads this.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Attempts of some 45 s each to reach the GCS of a Ray that starts, of which Ray makes 20.
+os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
 # Under `uv run` Ray would start its workers by uv as well, in an environment that has to be made for each.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

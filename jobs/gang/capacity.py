@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from jobs.config.schema import ClusterSettings
 from jobs.errors import NoCapacity
 from jobs.gang.cluster import Cluster
+from jobs.gang.local_ray import max_cpu_ranks
 from jobs.gang.shape import Node, plan, wanted_ranks
 from jobs.signals import raise_if_stopped
 
@@ -18,7 +19,7 @@ _INTERVAL_S = 0.5
 
 
 def default_num_ranks(cluster: Cluster, settings: ClusterSettings) -> int:
-    """``cluster.num_ranks``; if null, one rank per GPU (``gpus_per_host`` on each host), or 4 CPU ranks.
+    """``cluster.num_ranks``; if null, one rank per GPU (``gpus_per_host`` on each host), or at most 4 CPU ranks.
 
     Raises:
       UsageError: ``num_ranks`` is no multiple of ``gpus_per_host``.
@@ -28,6 +29,10 @@ def default_num_ranks(cluster: Cluster, settings: ClusterSettings) -> int:
 
     def fit(nodes: Sequence[Node]) -> int:
         num_ranks = wanted_ranks(nodes, settings)
+        if cluster.is_local and not cluster.on_gpus and num_ranks > max_cpu_ranks():
+            raise NoCapacity(
+                f"cluster.num_ranks={num_ranks} must be at most {max_cpu_ranks()} on the CPUs of a local Ray"
+            )
         plan(nodes, settings, num_ranks)
         return num_ranks
 

@@ -41,14 +41,17 @@ def name_ranks(places: Sequence[Place], ranks: Iterable[int]) -> str:
 
 
 def death_error(
-    places: Sequence[Place], death: Answer, dead: Sequence[int], silent: Sequence[int], doing: str
+    places: Sequence[Place], death: Answer, dead: Sequence[int], silent: Sequence[int], doing: str, words: str = ""
 ) -> JobError:
-    """Error for the first ``death`` seen; it also names the other ``dead`` ranks and the ``silent`` ones."""
+    """Error for the first ``death`` seen; it also names the other ``dead`` ranks and the ``silent`` ones.
+
+    ``words`` are the dead rank's last ones.
+    """
     place = places[death.key]
     fate = "died" if isinstance(death.error, ActorDiedError) else "was lost"
     message = f"{name_rank(places, death.key)} {fate} while {doing}: {_reason(death.error)}"
     if place.pid:
-        message += f" [its output: {place.host}:{place.stderr_path}]"
+        message += f" [its output: {place.host}:{place.stderr_path}]{words}"
     if dead:
         message += f"; also dead: {name_ranks(places, dead)}"
     return GangLost(message + _silent(places, silent), places)

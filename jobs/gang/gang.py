@@ -23,6 +23,7 @@ from jobs.gang.cluster import Cluster
 from jobs.gang.failures import RankFailed
 from jobs.gang.heartbeats import Heartbeats
 from jobs.gang.island import Island
+from jobs.gang.last_words import last_words
 from jobs.gang.messages import NOWHERE, Failure, Place, Report, Setup
 from jobs.gang.names import refuse_unusable_names
 from jobs.gang.neighbours import refuse_shared_gpus, refuse_unhealthy_gpus, ring_order
@@ -46,7 +47,10 @@ CLOSE_TIMEOUT_S = 10.0
 class Gang(Closing):
     """Ranks that are set up; a context manager that ends them."""
 
-    def __init__(self, placement: Placement, stall_timeout_s: float, stacks_path: Path | None) -> None:
+    def __init__(
+        self, cluster: Cluster, placement: Placement, stall_timeout_s: float, stacks_path: Path | None
+    ) -> None:
+        self._cluster = cluster
         self._placement = placement
         self._stall_timeout_s = stall_timeout_s
         self.stacks_path = stacks_path
@@ -92,7 +96,7 @@ class Gang(Closing):
         fit = island.shape if island else functools.partial(plan, settings=settings, num_ranks=num_ranks)
         shape = await_capacity(cluster, limit_s, fit)
         placement = Placement.reserve(cluster.nodes, shape, timeout_s=limit_s)
-        gang = cls(placement, settings.stall_timeout_s or math.inf, stacks_path)
+        gang = cls(cluster, placement, settings.stall_timeout_s or math.inf, stacks_path)
         try:
             gang._start_actors(settings)
             refuse_unusable_names(gang.places, cluster.nodes, on_gpus=shape.on_gpus)
@@ -179,6 +183,14 @@ class Gang(Closing):
 
     def _gather(self, answers: Answers, timeout_s: float, doing: str, watchdog: Watchdog | None = None) -> list[Any]:
         """Wait for all values and return them by rank; raise the error that explains the first missing one."""
+        try:
+            return self._await_all(answers, timeout_s, doing, watchdog)
+        except JobError:
+            # The error may name the output of a rank.
+            self._cluster.keep_logs()
+            raise
+
+    def _await_all(self, answers: Answers, timeout_s: float, doing: str, watchdog: Watchdog | None) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         values: dict[int, Any] = {}
         while answers.unfinished:
@@ -222,7 +234,8 @@ class Gang(Closing):
         while answer is not None:
             if failures.is_death(answer):
                 dead, silent = self._probe.survey(but={answer.key})
-                return failures.death_error(self.places, answer, dead, silent, doing)
+                words = last_words(self.places[answer.key]) if self.places[answer.key].pid else ""
+                return failures.death_error(self.places, answer, dead, silent, doing, words)
             if isinstance(answer.value, Failure) and (final := failures.final_error(answer.value)):
                 return final
             answer = answers.next(deadline)

@@ -20,6 +20,8 @@ class Place(HostName):
     """File on that host with the process's standard error."""
     boot_id: str = ""
     """Boot id of the machine; its containers and raylets share it."""
+    oom_kills: int | None = None
+    """Processes that the host's kernel had killed for lack of memory when the actor answered; ``None`` if unknown."""
     gpu: GpuFacts | None = None
     """Facts of the actor's GPU before jax uses it; ``None`` for a CPU rank or without NVML."""
 

@@ -17,7 +17,7 @@ import ray
 from jobs.errors import InfrastructureError, JobError
 from jobs.gang.messages import Failure, Place, Report, Setup
 from jobs.gang.process import gpu_identity, own_gpu_facts, set_environment, stacks, stderr_path, versions
-from jobs.health.host import boot_id, resolve
+from jobs.health.host import boot_id, oom_kills, resolve
 from jobs.measure.pulse import PULSE
 from jobs.records.member import Member
 
@@ -94,6 +94,7 @@ class Rank:
             owns_resolved_ip=owns_resolved_ip,
             stderr_path=stderr_path(),
             boot_id=boot_id(),
+            oom_kills=oom_kills(),
             gpu=own_gpu_facts() if gpu_ids else None,
         )
 

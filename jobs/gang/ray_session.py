@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
-from jobs.errors import InfrastructureError, one_line
+from jobs.errors import InfrastructureError, JobError, one_line
 from jobs.signals import keep_signals, raise_if_stopped, signals_held, stopped_by
 
 logger = logging.getLogger(__name__)
@@ -41,8 +40,8 @@ def connecting(what: str) -> Iterator[None]:
         _end_raylet()
         if stopped:
             raise stopped from error
-        if isinstance(error, (RayError, RuntimeError, ValueError, OSError)):
-            raise InfrastructureError(f"{what}: {one_line(error)}") from error
+        if isinstance(error, Exception) and not isinstance(error, JobError):
+            raise InfrastructureError(f"{what}: {_first_lines(error)}") from error
         raise
 
 
@@ -69,6 +68,12 @@ def shut_down() -> None:
             keep_signals()
     if thread.is_alive():
         logger.warning("ray.shutdown() didn't return within %g s", _SHUTDOWN_TIMEOUT_S)
+
+
+def _first_lines(error: Exception) -> str:
+    """Text of the error without the traceback that Ray may append."""
+    text, _, _ = str(error).partition("Last connection error:")
+    return f"{type(error).__name__}: {one_line(text)}"
 
 
 def _by_exit(error: BaseException | None) -> bool:

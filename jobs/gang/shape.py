@@ -23,6 +23,8 @@ class Node:
     num_gpus: int
     accelerator: str | None
     """Ray's name of the GPU model (``H200``), from the node's ``accelerator_type:`` resource."""
+    memory_bytes: int | None = None
+    """Memory that was free when Ray started there; ``None`` if Ray doesn't say."""
 
     def __str__(self) -> str:
         gpus = f"{self.num_gpus} GPUs ({self.accelerator})" if self.accelerator else f"{self.num_gpus} GPUs"
@@ -65,7 +67,7 @@ class Shape:
 
 
 def wanted_ranks(nodes: Sequence[Node], settings: ClusterSettings) -> int:
-    """Ranks to start: ``cluster.num_ranks``, else one per usable GPU, else 4 CPU ranks.
+    """Ranks to start: ``cluster.num_ranks``, else one per usable GPU, else 4 CPU ranks or as many as there are CPUs.
 
     Raises:
       NoCapacity: no host has ``cluster.gpus_per_host`` GPUs.
@@ -74,7 +76,8 @@ def wanted_ranks(nodes: Sequence[Node], settings: ClusterSettings) -> int:
         return settings.num_ranks
     per_host = settings.gpus_per_host
     if per_host is None:
-        return sum(node.num_gpus for node in nodes) or DEFAULT_CPU_RANKS
+        num_cpus = sum(node.num_cpus for node in nodes)
+        return sum(node.num_gpus for node in nodes) or max(1, min(num_cpus, DEFAULT_CPU_RANKS))
     num_hosts = sum(node.num_gpus >= per_host for node in nodes)
     if not num_hosts:
         raise NoCapacity(f"cluster.gpus_per_host={per_host}, but no host has that many: {describe(nodes)}")
@@ -108,8 +111,10 @@ def plan(nodes: Sequence[Node], settings: ClusterSettings, num_ranks: int) -> Sh
 
 def _fitting(shape: Shape, available: int, nodes: Sequence[Node]) -> Shape:
     if shape.num_ranks > available:
+        instead = f"; set cluster.num_ranks={available}" if available else ""
         raise NoCapacity(
-            f"cluster.num_ranks={shape.num_ranks} needs {shape}, but there is room for {available}: {describe(nodes)}"
+            f"cluster.num_ranks={shape.num_ranks} needs {shape}, but there is room for {available}: "
+            f"{describe(nodes)}{instead}"
         )
     return shape
 

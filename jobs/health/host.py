@@ -18,6 +18,7 @@ PACKAGES = ("jax", "jaxlib", "ray", "numpy")
 GPU_PACKAGES = ("jax-cuda13-plugin", "nvidia-nccl-cu13")
 MISSING = "none"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_VMSTAT = Path("/proc/vmstat")
 _SHM = "/dev/shm"
 
 
@@ -61,6 +62,15 @@ def resolve(host: str) -> tuple[str | None, bool]:
         except OSError:
             continue
     return str(known[0][4][0]), False
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel of this host has killed because memory ran out; ``None`` if it doesn't say."""
+    try:
+        counters = dict(line.split() for line in _VMSTAT.read_text().splitlines())
+        return int(counters["oom_kill"])
+    except (OSError, KeyError):
+        return None
 
 
 def boot_id() -> str:

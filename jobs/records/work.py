@@ -30,6 +30,24 @@ def exchanged_bytes(case: Case) -> int:
     )
 
 
+def least_bytes(case: Case) -> int:
+    """Memory that a rank needs at least: operands, the full operand or partial sums, results, the check's results.
+
+    The check computes its results in float32. What XLA needs beside these isn't counted.
+    """
+    rows, itemsize = case.num_ranks * case.m_shard, cost.ITEMSIZE[case.dtype]
+    if case.op is Op.matmul_reduce_scatter:
+        operands, full, result = rows * case.k + case.k * case.n_shard, 0, case.m_shard * case.n_shard
+        sent = rows * case.n_shard
+    elif case.op is Op.all_gather_matmul:
+        operands, full, result = case.m_shard * case.k + case.k * case.n_shard, rows * case.k, rows * case.n_shard
+        sent = 0
+    else:
+        operands, full = case.m_shard * case.k + 3 * case.k * case.n_shard, rows * (case.k + 2 * case.n_shard)
+        result, sent = case.m_shard * case.k, rows * case.k
+    return itemsize * (operands + full + result) + cost.ITEMSIZE[case.sent_dtype] * sent + 4 * result
+
+
 def expected_time(case: Case, device: cost.DeviceModel) -> cost.ExpectedTime:
     """Roofline of the case on ``device``."""
     return cost.roofline(device, flops=flops(case), exchanged_bytes=exchanged_bytes(case), num_ranks=case.num_ranks)

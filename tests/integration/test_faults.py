@@ -74,6 +74,10 @@ class Job:
         path = self.run_dir / "results.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def log(self):
+        path = self.run_dir / "bench.log"
+        return path.read_text() if path.exists() else ""
+
     def environment(self):
         return json.loads((self.run_dir / "environment.json").read_text())
 
@@ -94,9 +98,7 @@ class Job:
         """Wait for a line of the log with ``text``; its time, in seconds of the epoch, and the line."""
 
         def line():
-            path = self.run_dir / "bench.log"
-            lines = path.read_text().splitlines() if path.exists() else []
-            return next((line for line in lines if text in line), None)
+            return next((line for line in self.log().splitlines() if text in line), None)
 
         found = self.await_(text, line, timeout_s)
         return datetime.datetime.strptime(found[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp(), found
@@ -130,6 +132,23 @@ def measured(fault, began_s, found_s, job=None):
     """Print a line for docs/faults.md; pytest -rP shows it."""
     restarts = [attempt.get("restart_s") for attempt in job.environment()["earlier_attempts"]] if job else []
     print(f"MEASURED {fault}: found out after {found_s - began_s:.1f} s; restarts {restarts}")
+
+
+def test_a_case_that_kills_two_gangs_is_given_up(cluster, tmp_path):
+    """A rank is killed whenever a gang begins the third case."""
+    job = Job(cluster, tmp_path / "run", *MANY)
+    case = f"tiny m_shard={SIZES[2]} k=256 n_shard=256 bfloat16 D=2"
+    for number in (1, 2):
+        job.await_(f"case 3 of gang {number}", lambda n=number: job.log().count(f"{case}: inputs") == n)
+        kill(job.environment()["members"][1]["pid"])
+    finished = job.finish()
+    assert (finished.code, finished.result["restarts"]) == (3, 2), finished.stderr
+    assert case in finished.result["error"]
+    assert "given up, 2 gangs were lost on it: rank 1 on h2 " in finished.result["error"]
+    assert {row["case"]["m_shard"] for row in job.rows()} == {*SIZES} - {SIZES[2]}
+    resumed = Job(cluster, job.run_dir, f"resume={job.run_dir}")
+    resumed.finish()
+    resumed.check_complete({1, 2, 3, 4})
 
 
 def test_killed_ranks(cluster, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -41,6 +42,22 @@ def swept(tmp_path_factory):
 def measured(swept) -> list[dict]:
     """The points that ran."""
     return [point for point in results(swept.stdout)[:6] if point["status"] == "ok"]
+
+
+@pytest.mark.parametrize(
+    ("points", "error"),
+    [
+        ("problem.m_shard=32,64,0", r"point 2 \(.*problem.m_shard=0\): problem.m_shard=0 must be an integer"),
+        ("timing.bursts=2,3,some", "timing.bursts=some must be an integer"),
+    ],
+)
+def test_no_point_runs_where_a_later_one_is_wrong(points, error, tmp_path):
+    others = [option for option in OPTIONS if option.split("=")[0] != points.split("=")[0]]
+    finished = run("-m", *others, points, HOME=str(tmp_path))
+    assert (finished.code, finished.result["status"]) == (2, "usage_error"), finished.stderr
+    assert re.search(error, finished.result["error"])
+    assert finished.stdout.count("RESULT") == 1
+    assert not list(tmp_path.iterdir()), "no folder is made"
 
 
 def test_each_point_is_a_job(swept):

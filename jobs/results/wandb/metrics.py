@@ -95,6 +95,7 @@ SUMMARY_OF_RUN = {
     "failed_checks": "",
     "status": "",
     "exit_code": "",
+    "given_up": "",
     "restarts": "",
     "restart_s": "s",
 }

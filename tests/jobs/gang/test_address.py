@@ -7,7 +7,7 @@ from jobs.config.choices import ClusterMode
 from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError, UsageError
 from jobs.gang.address import check_reachable, cluster_address
-from jobs.gang.cluster import submission_id
+from jobs.gang.submission import submission_id
 from tests.limits import without_waiting
 
 AUTO, LOCAL, RAY = ClusterMode.auto, ClusterMode.local, ClusterMode.ray
