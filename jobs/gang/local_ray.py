@@ -15,7 +15,7 @@ from pathlib import Path
 from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError
 from jobs.gang.address import RAY_ADDRESS
-from jobs.gang.process import user_variables
+from jobs.gang.process import refuse_xla_flags, user_variables
 from jobs.gang.ray_session import connecting, init
 from jobs.gang.shape import DEFAULT_CPU_RANKS
 from jobs.gang.submission import JOB_CONFIG, PACKAGES, folder
@@ -42,10 +42,12 @@ def starting(settings: ClusterSettings) -> Iterator[TempDir]:
     """Start a Ray with room for the ranks and yield its folder; until the block ends, clean up after an error.
 
     Raises:
-      InfrastructureError: it doesn't start; the error has the end of its logs.
+      UsageError: XLA refuses the user's XLA_FLAGS, which the ranks would inherit.
+      InfrastructureError: it doesn't start; the error has the errors in its logs.
       JobStopped: a signal arrived meanwhile; all that was started has ended.
     """
     _refuse_dead_loopback()
+    refuse_xla_flags()
     # Without a token Ray writes one for all clusters into the user's home; a variable is enough for this cluster.
     known = any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if not known and not _has_token():

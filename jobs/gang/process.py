@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ import traceback
 
 import ray
 
+from jobs.errors import UsageError
 from jobs.gang.messages import Setup
 from jobs.health.facts import GpuFacts
 from jobs.health.gpu_findings import MAX_FOREIGN_BYTES
@@ -60,6 +62,23 @@ def set_environment(setup: Setup, *, on_gpu: bool) -> None:
 def user_variables() -> list[str]:
     """Variables of jax in this environment that would change what a rank is or how it computes."""
     return sorted(name for name in os.environ if name.startswith("JAX_") and not name.startswith(_HARMLESS))
+
+
+def refuse_xla_flags() -> None:
+    """Start jax in a process of its own if there are XLA_FLAGS: every rank would abort on one that XLA doesn't know.
+
+    Raises:
+      UsageError: XLA refuses them.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if not flags:
+        return
+    kept = {name: value for name, value in os.environ.items() if name not in user_variables()}
+    command = [sys.executable, "-P", "-c", "import jax; jax.devices()"]
+    done = subprocess.run(command, env={**kept, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UsageError(f"XLA_FLAGS={flags}: jax doesn't start with them ({last.partition('] ')[2] or last})")
 
 
 def gpu_identity() -> tuple[str, int, str]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -57,6 +58,7 @@ class Session:
         return float(jax.jit(total)(x).addressable_data(0)[0])
 
     def sum_for_ever(self):
+        print(f"rank {self.jax.process_index()} adds for ever", file=sys.stderr, flush=True)
         while True:
             self.sum_of([1.0] * self.jax.device_count())
 
@@ -221,6 +223,7 @@ def test_killed_rank(cluster, rank, capfd):
             gang.call("sum_for_ever", timeout_s=200, doing="adding")
         assert str(error.value).startswith(f"rank {rank} on {victim.host} (pid {victim.pid}) died while adding: ")
         assert victim.stderr_path in str(error.value)
+        assert f"its last lines: rank {rank} adds for ever" in str(error.value)
         gang.close()
         gang.close()
     assert "A worker died" not in capfd.readouterr().out
@@ -297,7 +300,7 @@ def test_more_ranks_than_there_are(cluster):
         without_waiting(),
         pytest.raises(
             InfrastructureError,
-            match=r"cluster.num_ranks=99 needs 99 CPUs on any hosts, but there is room for \d+: \S+ \(.*\): 0 GPUs",
+            match=r"cluster.num_ranks=99 must be at most \d+ on the CPUs of a local Ray",
         ),
     ):
         default_num_ranks(cluster, ClusterSettings(num_ranks=99, placement_timeout_s=200))

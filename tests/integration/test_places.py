@@ -58,6 +58,13 @@ def test_more_memory_than_there_is_is_refused(tmp_path):
     assert "GiB of memory for each rank" in finished.result["error"]
 
 
+def test_flags_that_xla_does_not_know(tmp_path):
+    finished = finish(start(*QUICK, f"run_dir={tmp_path}", XLA_FLAGS="--no_such_flag"), timeout_s=400)
+    assert (finished.code, finished.result["rows"]) == (2, 0), finished.stderr
+    assert "XLA_FLAGS=--no_such_flag: " in finished.result["error"]
+    assert "Unknown flag" in finished.result["error"]
+
+
 def test_more_ranks_than_a_local_ray_starts(tmp_path):
     process = start(*QUICK, "cluster.num_ranks=4096", f"run_dir={tmp_path}")
     finished = finish(process, timeout_s=400)
