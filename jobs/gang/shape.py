@@ -77,7 +77,7 @@ def wanted_ranks(nodes: Sequence[Node], settings: ClusterSettings) -> int:
     per_host = settings.gpus_per_host
     if per_host is None:
         num_cpus = sum(node.num_cpus for node in nodes)
-        return sum(node.num_gpus for node in nodes) or max(1, min(num_cpus, DEFAULT_CPU_RANKS))
+        return sum(node.num_gpus for node in nodes) or min(num_cpus or DEFAULT_CPU_RANKS, DEFAULT_CPU_RANKS)
     num_hosts = sum(node.num_gpus >= per_host for node in nodes)
     if not num_hosts:
         raise NoCapacity(f"cluster.gpus_per_host={per_host}, but no host has that many: {describe(nodes)}")

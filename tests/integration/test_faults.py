@@ -148,7 +148,7 @@ def test_a_case_that_kills_two_gangs_is_given_up(cluster, tmp_path):
     assert {row["case"]["m_shard"] for row in job.rows()} == {*SIZES} - {SIZES[2]}
     resumed = Job(cluster, job.run_dir, f"resume={job.run_dir}")
     resumed.finish()
-    resumed.check_complete({1, 2, 3, 4})
+    resumed.check_complete({1, 3, 4})  # the second gang measured nothing
 
 
 def test_killed_ranks(cluster, tmp_path):

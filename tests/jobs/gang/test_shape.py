@@ -15,6 +15,7 @@ def hosts(*gpus, cpus=8):
     ("nodes", "settings", "num_ranks", "bundles", "strategy"),
     [
         (hosts(0), {}, 4, (1, 1, 1, 1), "PACK"),
+        (hosts(0, cpus=2), {}, 2, (1, 1), "PACK"),
         (hosts(0, 0, cpus=2), {}, 4, (1, 1, 1, 1), "PACK"),
         (hosts(8), {}, 8, (8,), "STRICT_PACK"),
         (hosts(8, 8), {}, 16, (8, 8), "STRICT_SPREAD"),
