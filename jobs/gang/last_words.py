@@ -45,14 +45,17 @@ def _make_look() -> Callable[[str, int], tuple[list[str], int | None]]:
         from pathlib import Path
 
         try:
-            end = Path(path).read_bytes()[-max_bytes:].decode(errors="replace")
+            output = Path(path).read_bytes()
         except OSError:
-            end = ""
+            output = b""
+        # Begin with a whole line.
+        end = output if len(output) <= max_bytes else output[-max_bytes:].partition(b"\n")[2] or output[-max_bytes:]
         try:
             counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
         except OSError:
             counters = {}
         kills = counters.get("oom_kill")
-        return [line.strip() for line in end.splitlines() if line.strip()], None if kills is None else int(kills)
+        lines = [line.strip() for line in end.decode(errors="replace").splitlines()]
+        return list(filter(None, lines)), None if kills is None else int(kills)
 
     return look
