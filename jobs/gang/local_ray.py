@@ -28,6 +28,9 @@ _OBJECT_STORE_BYTES = 100_000_000
 # CPU ranks are for trying things out: a local Ray may start more of them than there are cores, up to this number.
 _MAX_CPU_RANKS = 16
 _LOOPBACK_TIMEOUT_S = 5.0
+# Ray gives its raylet and its agents 30 s. In a new environment Python compiles their modules first: on a busy machine
+# that takes longer, once.
+_TOO_SLOW = "timed out during startup"
 # For so long, not a minute, Ray's agents look for the GCS of a driver that was killed, before they end.
 _OPTIONS = {"RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
 
@@ -57,27 +60,40 @@ def starting(settings: ClusterSettings) -> Iterator[TempDir]:
     temp_dir = TempDir.make()
     try:
         # In a submitted job these name the cluster, and files that only the cluster has.
-        with _environment({RAY_ADDRESS: None, JOB_CONFIG: None, **_OPTIONS}), connecting("a local Ray didn't start"):
-            init(
-                "local",
-                num_cpus=max(os.cpu_count() or 1, min(settings.num_ranks or DEFAULT_CPU_RANKS, _MAX_CPU_RANKS)),
-                object_store_memory=_OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                _temp_dir=str(temp_dir.path),
-                runtime_env={
-                    # The driver's working directory may be outside the checkout.
-                    "env_vars": {"PYTHONPATH": os.pathsep.join(_import_path())},
-                    # Ray starts workers by a shell, and doesn't quote the path.
-                    "py_executable": shlex.quote(sys.executable),
-                },
-            )
-            yield temp_dir
+        with _environment({RAY_ADDRESS: None, JOB_CONFIG: None, **_OPTIONS}):
+            try:
+                _start(settings, temp_dir)
+            except InfrastructureError as error:
+                if _TOO_SLOW not in str(error):
+                    raise
+                logger.warning("%s; starting it once more", error)
+                _start(settings, temp_dir)
+            with connecting("a local Ray didn't start"):
+                yield temp_dir
     except InfrastructureError as error:
         temp_dir.keeps = True
-        raise InfrastructureError(f"{error}; its logs are in {temp_dir.path}; {temp_dir.log_errors()}") from error
+        named = f"its logs are in {temp_dir.path}"
+        raise InfrastructureError("; ".join(filter(None, [str(error), named, temp_dir.log_errors()]))) from error
     except BaseException:
         temp_dir.remove()
         raise
+
+
+def _start(settings: ClusterSettings, temp_dir: TempDir) -> None:
+    with connecting("a local Ray didn't start"):
+        init(
+            "local",
+            num_cpus=max(os.cpu_count() or 1, min(settings.num_ranks or DEFAULT_CPU_RANKS, _MAX_CPU_RANKS)),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            _temp_dir=str(temp_dir.path),
+            runtime_env={
+                # The driver's working directory may be outside the checkout.
+                "env_vars": {"PYTHONPATH": os.pathsep.join(_import_path())},
+                # Ray starts workers by a shell, and doesn't quote the path.
+                "py_executable": shlex.quote(sys.executable),
+            },
+        )
 
 
 def _refuse_dead_loopback() -> None:
