@@ -15,7 +15,7 @@ MANY_TIMES = """
 _dot = dot
 def dot(lhs, rhs, **options):
     again = lambda _, out: _dot(lhs + (0 * out[:1, :1]).astype(lhs.dtype), rhs, **options)
-    return lax.fori_loop(0, 1000, again, _dot(lhs, rhs, **options))
+    return lax.fori_loop(0, 2500, again, _dot(lhs, rhs, **options))
 """
 
 
@@ -26,7 +26,7 @@ def compare(*arguments):
 
 
 def in_slow_checkout(tmp_path):
-    """Arguments with which ``run`` runs a copy of this checkout whose ring multiplies each shard a thousand times."""
+    """Arguments with which ``run`` runs a copy of this checkout whose ring multiplies each shard thousands of times."""
     folder = tmp_path / "checkout"
     for package in ("cmkernel", "jobs", "conf"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))

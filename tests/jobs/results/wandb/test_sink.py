@@ -24,6 +24,7 @@ from jobs.results.wandb.service import end, service_pids
 from jobs.results.wandb.sink import WandbSink
 from tests.jobs.results.wandb.leet import history, inspect
 from tests.jobs.results.wandb.wandb_rows import FULL, MEMBERS, ROWS
+from tests.limits import GENEROUS_S
 from tests.paths import ROOT
 
 
@@ -365,9 +366,13 @@ def test_nothing_is_left_of_a_start_that_is_stopped(run_dir):
         "    with stop_on_signals():\n"
         "        WandbSink.start(WandbSettings(mode=WandbMode.offline), config={}, group=None, tags=[],\n"
         f"                        run_dir=Path({str(run_dir)!r}))\n"
-        "except JobStopped: time.sleep(2); print(service_pids(), flush=True); os._exit(143)"
+        "except JobStopped:\n"
+        "    while service_pids(): time.sleep(0.1)\n"
+        "    time.sleep(2); print(service_pids(), flush=True); os._exit(143)"
     )
-    stopped = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    stopped = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=3 * GENEROUS_S
+    )
     assert (stopped.returncode, stopped.stdout) == (143, "set()\n"), stopped.stderr
     assert not list((run_dir / "wandb").glob("offline-run-*"))
 
