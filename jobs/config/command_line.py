@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 # Options whose value is a path. Hydra's grammar would refuse a tilde, a space or a bracket in it.
-PATHS = ("run_dir", "resume", "kernel.table", "tuning.table", "wandb.api_key_file")
+PATHS = ("run_dir", "resume", "kernel.table", "tuning.table", "results.junit", "wandb.api_key_file")
 _PATH = re.compile(rf"(?P<option>\+{{0,2}}(?:{'|'.join(map(re.escape, PATHS))}))=(?P<value>.+)", re.DOTALL)
 # Values that mean something in Hydra's grammar: quoted ones, interpolations and lists to sweep over.
 _IN_GRAMMAR = re.compile(r"""^["'].*["']$|\$\{|,""", re.DOTALL)

@@ -227,8 +227,28 @@ class TuningSettings:
 
 
 @dataclass
+class HealthSettings:
+    """Floors for accepting a cluster: what is slower fails, even if everything is equally slow."""
+
+    min_tflops: float | None = option(None, "> 0", may_change=True)
+    """TFLOP/s of each rank in the multiply alone (baselines local, local_cublas). null: 0.45 of the datasheet's peak,
+    on GPUs that ``cmkernel.cost`` knows and cases of at least 5e10 operations; no floor elsewhere."""
+    min_link_gbytes_per_s: float | None = option(None, "> 0", may_change=True)
+    """GB/s between two GPUs of a host, each way, both ways at once; jobs.doctor measures it. null: 0.4 of the
+    datasheet's rate; no floor for other GPUs."""
+    min_nic_gbytes_per_s: float | None = option(None, "> 0", may_change=True)
+    """GB/s between GPUs of two hosts, in the same way. null: no floor."""
+    min_tcp_gbytes_per_s: float | None = option(None, "> 0", may_change=True)
+    """GB/s of a TCP connection between two hosts; jobs.doctor measures it. null: no floor."""
+
+
+@dataclass
 class ResultsSettings:
     """Output of a job beside the journal."""
+
+    junit: str | None = option(None, may_change=True)
+    """File that gets checks, findings and the end of the job as JUnit XML, for CI systems; each point of a multirun
+    adds its number to the name. null: none."""
 
     report: bool = option(True, may_change=True)
     """Make pictures and report.html when the job ends; ``python -m jobs.report RUN_DIR`` makes them later."""
@@ -246,6 +266,7 @@ class Settings:
     timing: TimingSettings = field(default_factory=TimingSettings)
     check: CheckSettings = field(default_factory=CheckSettings)
     wandb: WandbSettings = field(default_factory=WandbSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
     results: ResultsSettings = field(default_factory=ResultsSettings)
     tuning: TuningSettings = field(default_factory=TuningSettings)
     run_dir: str | None = None

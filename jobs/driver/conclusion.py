@@ -11,6 +11,7 @@ from jobs.driver.judgement import judge
 from jobs.driver.outcome import Outcome
 from jobs.errors import JobStopped
 from jobs.results.disk.journal import JOURNAL_NAME
+from jobs.results.disk.junit import given_up, of_row, whole, write_junit
 from jobs.results.wandb.metrics import Scalar
 from jobs.signals import raise_if_stopped, settle_signals
 
@@ -40,6 +41,11 @@ def conclude(settings: Settings, outcome: Outcome) -> None:
         settle_signals()
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
+    if settings.results.junit:
+        with outcome.recording():
+            lost = map(given_up, outcome.given_up)
+            cases = [*map(of_row, outcome.rows), *lost, whole(outcome.status, outcome.exit_code, outcome.error)]
+            write_junit(Path(settings.results.junit), "cmkernel", cases)
     print(f"# Results : {outcome.run_dir}", flush=True)
 
 

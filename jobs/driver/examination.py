@@ -5,11 +5,11 @@ The entry point imports this late: it is slow.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -19,6 +19,7 @@ from jobs.config.choices import Implementation
 from jobs.config.rules import to_settings
 from jobs.config.schema import ClusterSettings, Settings
 from jobs.driver.hosts import driver_versions
+from jobs.driver.opening import with_junit_path
 from jobs.driver.outcome import Outcome
 from jobs.errors import EXIT_CHECK_FAILED, InfrastructureError, NoCapacity
 from jobs.gang.capacity import default_num_ranks
@@ -30,10 +31,11 @@ from jobs.health import gpu_findings, host_findings
 from jobs.health.facts import Bandwidth, HostFacts
 from jobs.health.finding import Finding, Verdict
 from jobs.health.host import host_facts
-from jobs.health.link_findings import link_findings
+from jobs.health.link_findings import BETWEEN, INSIDE, Floor, gpu_link_floor, link_findings
 from jobs.health.pairs import rounds
 from jobs.health.table import print_findings
 from jobs.records.environment import here
+from jobs.results.disk.junit import of_finding, whole, write_junit
 from jobs.results.disk.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
@@ -62,17 +64,22 @@ def examine(config: DictConfig, outcome: Outcome) -> None:
     """Examine the cluster and print the findings; the caller prints the RESULT line from ``outcome``.
 
     Raises:
-      JobError, JobStopped: the examination ended early.
+      UsageError, InfrastructureError: an option is wrong, or the run directory can't be made; later errors are in
+        ``outcome``.
     """
     seen = Examination()
-    settings = to_settings(config)
+    settings = with_junit_path(to_settings(config), submission_id=submission_id())
     run_dir = RunDir.create(settings.run_dir, submission_id=submission_id())
     outcome.run_dir = run_dir.path
     run_dir.write_config(settings)
-    with contextlib.ExitStack() as stack:
-        stack.callback(_conclude, outcome, seen, run_dir)
-        cluster = stack.enter_context(connect(settings.cluster))
+    with outcome.recording(), connect(settings.cluster) as cluster:
         _look(cluster, settings, seen)
+    with outcome.recording():
+        _conclude(outcome, seen, run_dir)
+    if settings.results.junit:
+        with outcome.recording():
+            cases = [*map(of_finding, seen.findings), whole(outcome.status, outcome.exit_code, outcome.error)]
+            write_junit(Path(settings.results.junit), "cmkernel doctor", cases)
 
 
 def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
@@ -90,7 +97,7 @@ def _look(cluster: Cluster, settings: Settings, seen: Examination) -> None:
         seen.findings += host_findings.memlock_findings(hosts)
         seen.findings += host_findings.driver_findings(hosts)
         seen.findings += _gpus(cluster, hosts, _names_kernel(settings))
-        seen.findings += _tcp(examiners, seen)
+        seen.findings += _tcp(examiners, seen, settings.health.min_tcp_gbytes_per_s)
         # Capacity comes late: a cluster that is too small is still examined.
         num_ranks = default_num_ranks(cluster, _impatient(settings.cluster))
         if cluster.on_gpus:
@@ -121,14 +128,15 @@ def _gpus(cluster: Cluster, hosts: Sequence[HostFacts], names_kernel: bool) -> l
     return findings
 
 
-def _tcp(examiners: Examiners, seen: Examination) -> list[Finding]:
+def _tcp(examiners: Examiners, seen: Examination, min_gbytes_per_s: float | None) -> list[Finding]:
     """Measure TCP between neighbours in the ring of hosts."""
     links = examiners.tcp()
     if not links:
         return [Finding("TCP", "the cluster", "one host: nothing to measure", Verdict.unknown)]
     seen.links += links
     cure = "let the hosts reach each other on all TCP ports, see docs/clusters.md"
-    return link_findings("TCP", links, mend="ethtool: speed, duplex and errors of both ends", cure=cure)
+    floor = Floor("health.min_tcp_gbytes_per_s", min_gbytes_per_s) if min_gbytes_per_s else None
+    return link_findings("TCP", links, mend="ethtool: speed, duplex and errors of both ends", cure=cure, floor=floor)
 
 
 def _look_at_links(cluster: Cluster, settings: Settings, num_ranks: int, seen: Examination) -> None:
@@ -138,7 +146,7 @@ def _look_at_links(cluster: Cluster, settings: Settings, num_ranks: int, seen: E
         seen.findings.append(Finding("GPU links", "the cluster", reason, Verdict.unknown))
         return
     try:
-        links = _exchange(cluster, _impatient(settings.cluster), num_ranks, seen, _names_kernel(settings))
+        links, device_kind = _exchange(cluster, _impatient(settings.cluster), num_ranks, seen, _names_kernel(settings))
     except NoCapacity:
         raise
     except InfrastructureError as error:
@@ -148,17 +156,19 @@ def _look_at_links(cluster: Cluster, settings: Settings, num_ranks: int, seen: E
     seen.links += [link for kind in links.values() for link in kind]
     for kind, measured in links.items():
         mend, cure = "nvidia-smi nvlink -e; nvidia-smi topo -m", "nvidia-smi topo -p2p w; dmesg on both hosts"
-        seen.findings += link_findings(kind, measured, mend=mend, cure=cure)
+        floor = gpu_link_floor(kind, settings.health, device_kind)
+        seen.findings += link_findings(kind, measured, mend=mend, cure=cure, floor=floor)
 
 
 def _exchange(
     cluster: Cluster, settings: ClusterSettings, num_ranks: int, seen: Examination, names_kernel: bool
-) -> dict[str, list[Bandwidth]]:
-    """Start a gang and measure its links, by kind."""
+) -> tuple[dict[str, list[Bandwidth]], str]:
+    """Start a gang and measure its links, by kind; return the kind of device, too."""
     with Gang.start(cluster, settings, num_ranks, session=LINKS) as gang:
         loaded = {member.host: member.versions["nccl"] for member in gang.members}
         seen.findings += host_findings.nccl_findings(loaded, needed=MIN_NCCL_VERSION, is_named=names_kernel)
-        return measure_links(gang, num_bytes=_LINK_BYTES, repeats=_LINK_REPEATS)
+        links = measure_links(gang, num_bytes=_LINK_BYTES, repeats=_LINK_REPEATS)
+        return links, gang.members[0].device_kind
 
 
 def measure_links(gang: Gang, *, num_bytes: int, repeats: int) -> dict[str, list[Bandwidth]]:
@@ -184,7 +194,7 @@ def measure_links(gang: Gang, *, num_bytes: int, repeats: int) -> dict[str, list
             is_inside = here.host == there.host
             name = f"{here.host} rank {a} - {b}" if is_inside else f"{here.host} rank {a} - {there.host} rank {b}"
             is_intact = exchanges[a].is_intact and exchanges[b].is_intact
-            links.setdefault("GPU links inside hosts" if is_inside else "GPU links between hosts", []).append(
+            links.setdefault(INSIDE if is_inside else BETWEEN, []).append(
                 Bandwidth(
                     link=name,
                     bytes_per_s=num_bytes / max(exchanges[a].seconds, exchanges[b].seconds),
@@ -196,25 +206,24 @@ def measure_links(gang: Gang, *, num_bytes: int, repeats: int) -> dict[str, list
 
 def _conclude(outcome: Outcome, seen: Examination, run_dir: RunDir) -> None:
     """Print the table, write ``doctor.json``, set the exit code."""
-    with outcome.recording():
-        if not seen.findings:
-            return
-        print_findings(seen.findings, sys.stdout)
-        run_dir.write_examination(
-            {
-                "format_version": FORMAT_VERSION,
-                **_driver(),
-                "hosts": [dataclasses.asdict(host) for host in seen.hosts],
-                "links": [dataclasses.asdict(link) for link in seen.links],
-                "findings": [
-                    {**dataclasses.asdict(finding), "verdict": finding.verdict.value} for finding in seen.findings
-                ],
-            }
-        )
-        print(f"# Results : {outcome.run_dir}", flush=True)
-        if failures := seen.failures():
-            named = "; ".join(f"{finding.check} on {finding.where}" for finding in failures[:8])
-            outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failures)} checks failed: {named}")
+    if not seen.findings:
+        return
+    print_findings(seen.findings, sys.stdout)
+    run_dir.write_examination(
+        {
+            "format_version": FORMAT_VERSION,
+            **_driver(),
+            "hosts": [dataclasses.asdict(host) for host in seen.hosts],
+            "links": [dataclasses.asdict(link) for link in seen.links],
+            "findings": [
+                {**dataclasses.asdict(finding), "verdict": finding.verdict.value} for finding in seen.findings
+            ],
+        }
+    )
+    print(f"# Results : {outcome.run_dir}", flush=True)
+    if failures := seen.failures():
+        named = "; ".join(f"{finding.check} on {finding.where}" for finding in failures[:8])
+        outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failures)} checks failed: {named}")
 
 
 def _driver() -> dict[str, Any]:

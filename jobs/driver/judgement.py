@@ -10,6 +10,7 @@ from jobs.config.schema import Settings
 from jobs.driver.outcome import Outcome
 from jobs.errors import EXIT_CHECK_FAILED, EXIT_INFRASTRUCTURE
 from jobs.results.analysis import soaking
+from jobs.results.analysis.floors import slow_ranks
 from jobs.results.analysis.standings import standings
 from jobs.results.terminal import table
 from jobs.results.terminal.wrapping import terminal_width, wrapped
@@ -27,6 +28,9 @@ def judge(outcome: Outcome, settings: Settings) -> dict[str, Scalar]:
     if failed:
         named = ", ".join(f"{row.implementation} on {row.case}" for row in failed)
         outcome.end("check_failed", EXIT_CHECK_FAILED, f"{len(failed)} of {len(outcome.rows)} rows are wrong: {named}")
+    if slow := slow_ranks(outcome.rows, settings.health.min_tflops):
+        more = f" and {len(slow) - 8} more" if len(slow) > 8 else ""
+        outcome.end("too_slow", EXIT_CHECK_FAILED, f"health.min_tflops: {'; '.join(slow[:8])}{more}")
     _print(table.footer_lines(outcome.rows, min_gain=settings.tuning.min_gain))
     summary: dict[str, Scalar] = {
         "given_up": len(outcome.given_up),

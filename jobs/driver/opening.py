@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import tempfile
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -17,9 +15,8 @@ from jobs.config.schema import Settings
 from jobs.config.tuned_table import read_table
 from jobs.driver.kind import Kind
 from jobs.driver.naming import Naming
-from jobs.errors import UsageError
 from jobs.results.disk.journal import iterate
-from jobs.results.disk.run_dir import RunDir, absolute
+from jobs.results.disk.run_dir import RunDir, absolute, refuse_unwritable
 
 TABLE_NAME = "tuned.jsonl"
 
@@ -61,7 +58,7 @@ def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
         settings, table = _accepted(settings, kind, naming)
     job = Job(settings, kind, naming, run_dir, table)
     if kind.writes_table:
-        _refuse_unwritable(job.winners_path)
+        _refuse_unwritable_table(job.winners_path)
     return job
 
 
@@ -90,10 +87,26 @@ def _accepted(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings,
         kernel = dataclasses.replace(kernel, table=str(Path(kernel.table).expanduser().absolute()))
     if kind.writes_table and tuning.table is not None:
         path = absolute("tuning.table", tuning.table, naming.submission)
-        _refuse_unwritable(path)
+        _refuse_unwritable_table(path)
         tuning = dataclasses.replace(tuning, table=str(path))
     settings = dataclasses.replace(settings, kernel=kernel, tuning=tuning)
+    settings = with_junit_path(settings, submission_id=naming.submission, point=naming.point)
     return settings, read_table("kernel.table", kernel.table)
+
+
+def with_junit_path(settings: Settings, *, submission_id: str | None, point: str | None = None) -> Settings:
+    """Settings with the absolute path of ``results.junit``, which has the number of a multirun's point in its name.
+
+    Raises:
+      UsageError: the file can't be written.
+    """
+    if settings.results.junit is None:
+        return settings
+    path = absolute("results.junit", settings.results.junit, submission_id)
+    if point is not None:
+        path = path.with_stem(f"{path.stem}-{point}")
+    refuse_unwritable("results.junit", path)
+    return dataclasses.replace(settings, results=dataclasses.replace(settings.results, junit=str(path)))
 
 
 def _recorded_ranks(run_dir: RunDir) -> int | None:
@@ -102,15 +115,8 @@ def _recorded_ranks(run_dir: RunDir) -> int | None:
     return None if first is None else first.case.num_ranks
 
 
-def _refuse_unwritable(path: Path) -> None:
+def _refuse_unwritable_table(path: Path) -> None:
     """Reject an unwritable table up front rather than after the first case has been measured."""
-    if not path.parent.is_dir():
-        raise UsageError(f"tuning.table={path}: {path.parent} isn't a folder")
+    refuse_unwritable("tuning.table", path)
     if path.exists():
         read_table("tuning.table", str(path))
-        if not os.access(path, os.W_OK):
-            raise UsageError(f"tuning.table={path}: the file isn't writable")
-    try:
-        tempfile.NamedTemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise UsageError(f"tuning.table={path}: {path.parent} isn't writable ({error.strerror})") from error

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -139,6 +140,20 @@ def absolute(option: str, name: str, submission_id: str | None) -> Path:
     with _refusing(option, name):
         # abspath, not resolve(): symbolic links stay as the user wrote them.
         return Path(os.path.abspath(Path(name).expanduser()))
+
+
+def refuse_unwritable(option: str, path: Path) -> None:
+    """Raise ``UsageError`` if the file at ``path``, the value of ``option``, can't be written or made."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{option}={path}: {path.parent} isn't a folder")
+    if path.is_dir():
+        raise UsageError(f"{option}={path} must be a file, and is a folder")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UsageError(f"{option}={path}: the file isn't writable")
+    try:
+        tempfile.NamedTemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UsageError(f"{option}={path}: {path.parent} isn't writable ({error.strerror})") from error
 
 
 def _probe(path: Path) -> None:

@@ -5,11 +5,12 @@ import logging
 
 import pytest
 
+from jobs.config.schema import HealthSettings
 from jobs.errors import InfrastructureError
 from jobs.health import gpu_findings, host_findings
 from jobs.health.facts import Bandwidth, GpuProcess, NvLinks, RemappedRows, Xid
 from jobs.health.finding import Finding, Verdict, refuse_failures
-from jobs.health.link_findings import link_findings
+from jobs.health.link_findings import BETWEEN, INSIDE, gpu_link_floor, link_findings
 from jobs.health.table import print_findings
 from tests.jobs.health.health_facts import VERSIONS, fabric, gpu, host
 
@@ -207,6 +208,27 @@ def test_a_slow_link_is_one_below_the_others():
     wrong = Bandwidth(link="a - b", bytes_per_s=1e9, error="other data arrived than were sent")
     (finding,) = link_findings("links", [wrong], mend="mend", cure="cure")
     assert (finding.verdict, finding.mend) == (Verdict.fail, "cure")
+
+
+def test_links_that_are_equally_slow_fail_by_a_floor():
+    links = [Bandwidth(link=f"link {i}", bytes_per_s=speed) for i, speed in enumerate((1e9, 1.1e9, 3e9))]
+    floor = gpu_link_floor(BETWEEN, HealthSettings(min_nic_gbytes_per_s=2.0), "cpu")
+    healthy, *slow = link_findings(BETWEEN, links, mend="mend", cure="cure", floor=floor)
+    assert (healthy.verdict, healthy.found) == (Verdict.ok, "3 GB/s")
+    assert [(finding.where, finding.verdict) for finding in slow] == [
+        ("link 0", Verdict.fail),
+        ("link 1", Verdict.fail),
+    ]
+    assert slow[0].found == "1 GB/s; health.min_nic_gbytes_per_s=2 is needed"
+
+
+def test_floors_of_links_by_kind_of_device():
+    nothing, given = HealthSettings(), HealthSettings(min_link_gbytes_per_s=300.0)
+    assert gpu_link_floor(INSIDE, nothing, "NVIDIA H200").gbytes_per_s == pytest.approx(180.0)
+    assert gpu_link_floor(INSIDE, given, "NVIDIA H200").gbytes_per_s == 300.0
+    assert gpu_link_floor(INSIDE, given, "unknown").gbytes_per_s == 300.0
+    assert gpu_link_floor(INSIDE, nothing, "unknown") is None
+    assert gpu_link_floor(BETWEEN, given, "NVIDIA H200") is None
 
 
 def test_failures_stop_a_job_and_warnings_are_logged(caplog):
