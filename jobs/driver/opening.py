@@ -20,6 +20,7 @@ from jobs.driver.naming import Naming
 from jobs.errors import UsageError
 from jobs.results.disk.journal import iterate
 from jobs.results.disk.run_dir import RunDir, absolute
+from jobs.results.wandb import rules
 
 TABLE_NAME = "tuned.jsonl"
 
@@ -68,8 +69,9 @@ def open_job(config: DictConfig, kind: Kind, naming: Naming) -> Job:
 
 
 def _accepted(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings, Table | None]:
-    """Settings that the kind of job accepts, with absolute paths of tables, and the table from ``kernel.table``."""
+    """Settings that W&B and the kind of job accept, with absolute paths of tables, and the table ``kernel.table``."""
     kind.refuse(settings)
+    wandb = rules.accepted(settings.wandb, is_resumed=settings.resume is not None)
     kernel, tuning = settings.kernel, settings.tuning
     if kernel.table is not None:
         kernel = dataclasses.replace(kernel, table=str(Path(kernel.table).expanduser().absolute()))
@@ -77,7 +79,7 @@ def _accepted(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings,
         path = absolute("tuning.table", tuning.table, naming.submission)
         _refuse_unwritable(path)
         tuning = dataclasses.replace(tuning, table=str(path))
-    settings = dataclasses.replace(settings, kernel=kernel, tuning=tuning)
+    settings = dataclasses.replace(settings, kernel=kernel, tuning=tuning, wandb=wandb)
     return settings, read_table("kernel.table", kernel.table)
 
 
