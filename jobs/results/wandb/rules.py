@@ -36,6 +36,11 @@ def accepted(settings: WandbSettings, *, is_resumed: bool) -> WandbSettings:
         return full
     _refuse_hidden_package()
     ignore_variables()
+    try:
+        import wandb  # noqa: F401
+    except ImportError:
+        # A W&B that can't be imported doesn't end a job: the start of the run says so.
+        return full
     _refuse_variables()
     for option, variable in VARIABLES.items():
         value = getattr(full, option)
