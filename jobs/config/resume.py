@@ -29,6 +29,9 @@ def continued(stored: Settings, given: Settings, overrides: Sequence[str], *, nu
     for option, schema, value in leaves(given):
         if option == "resume" or not any(option == name or option.startswith(f"{name}.") for name in named):
             continue
+        # A group's choice says nothing about the options that it leaves open.
+        if value is None and option not in named:
+            continue
         *groups, field = option.split(".")
         owner: Any = settings
         for group in groups:

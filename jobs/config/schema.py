@@ -192,12 +192,17 @@ class WandbSettings:
     """W&B run of the job, owned by the driver."""
 
     mode: WandbMode = option(WandbMode.auto, may_change=True)
-    """auto: online if a key is configured, else offline."""
-    project: str = "cmkernel"
+    """auto: WANDB_MODE, else online if a key is configured, else offline."""
+    project: str | None = None
+    """null: WANDB_PROJECT, else cmkernel."""
     entity: str | None = None
+    """User or team; null: WANDB_ENTITY, else the key's own."""
     name: str | None = None
+    """null: WANDB_NAME, else the name of the run directory."""
     group: str | None = None
-    tags: list[str] = field(default_factory=list)
+    """null: WANDB_RUN_GROUP, else the submission or the multirun."""
+    tags: list[str] | None = None
+    """Tags beside the job's own; null: WANDB_TAGS, separated by commas."""
     api_key_file: str | None = option(None, may_change=True)
     """File with the key on the driver's node; null: netrc or the driver's environment."""
     init_timeout_s: float = option(20.0, "> 0", may_change=True)

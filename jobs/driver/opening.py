@@ -17,6 +17,7 @@ from jobs.driver.kind import Kind
 from jobs.driver.naming import Naming
 from jobs.results.disk.journal import iterate
 from jobs.results.disk.run_dir import RunDir, absolute, refuse_unwritable
+from jobs.results.wandb import rules
 
 TABLE_NAME = "tuned.jsonl"
 
@@ -80,8 +81,9 @@ def _accepted_as_new(settings: Settings, kind: Kind, naming: Naming) -> tuple[Se
 
 
 def _accepted(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings, Table | None]:
-    """Settings that the kind of job accepts, with absolute paths of tables, and the table from ``kernel.table``."""
+    """Settings that W&B and the kind of job accept, with absolute paths of tables, and the table ``kernel.table``."""
     kind.refuse(settings)
+    wandb = rules.accepted(settings.wandb, is_resumed=settings.resume is not None)
     kernel, tuning = settings.kernel, settings.tuning
     if kernel.table is not None:
         kernel = dataclasses.replace(kernel, table=str(Path(kernel.table).expanduser().absolute()))
@@ -89,7 +91,7 @@ def _accepted(settings: Settings, kind: Kind, naming: Naming) -> tuple[Settings,
         path = absolute("tuning.table", tuning.table, naming.submission)
         _refuse_unwritable_table(path)
         tuning = dataclasses.replace(tuning, table=str(path))
-    settings = dataclasses.replace(settings, kernel=kernel, tuning=tuning)
+    settings = dataclasses.replace(settings, kernel=kernel, tuning=tuning, wandb=wandb)
     settings = with_junit_path(settings, submission_id=naming.submission, point=naming.point)
     return settings, read_table("kernel.table", kernel.table)
 

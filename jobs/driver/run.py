@@ -121,7 +121,7 @@ def _start_wandb(plan: Plan) -> WandbSink:
         config={**dataclasses.asdict(plan.settings), "environment": environment.to_json()},
         name=environment.wandb_name,
         group=settings.group or environment.wandb_group,
-        tags=[*settings.tags, f"D={plan.cases[0].num_ranks}", *dtypes, *commit],
+        tags=[*(settings.tags or ()), f"D={plan.cases[0].num_ranks}", *dtypes, *commit],
         run_id=environment.wandb_id,
     )
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def watched(tmp_path_factory):
     platform that exists, so a driver that starts a jax backend fails; on a GPU node it would take a GPU's memory.
     """
     run_dir = tmp_path_factory.mktemp("bench") / "run"
-    process = start("timing=quick", "wandb=offline", f"run_dir={run_dir}", JAX_PLATFORMS="no_such_platform")
+    junit = f"results.junit={run_dir.parent}/a junit.xml"
+    process = start("timing=quick", "wandb=offline", f"run_dir={run_dir}", junit, JAX_PLATFORMS="no_such_platform")
     path, left = run_dir / "results.jsonl", None
     while process.poll() is None and not (path.exists() and path.stat().st_size):
         time.sleep(0.1)
@@ -45,6 +47,24 @@ def test_it_succeeds_on_four_cpu_ranks(finished):
     result = finished.result
     assert (result["status"], result["exit_code"], result["rows"]) == ("ok", 0, 6)
     assert "# Out of bounds values : 0 OK" in finished.stdout
+
+
+def test_junit_has_a_test_case_for_each_row_and_the_job(finished):
+    suite = ET.parse(Path(finished.result["run_dir"]).parent / "a junit.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["7", "0", "0", "0"]
+    assert [case.get("classname") for case in suite] == [*["ppermute", "xla", "local"] * 2, "job"]
+
+
+def test_a_cluster_below_a_floor_fails(tmp_path):
+    """No CPU has a million TFLOP/s."""
+    floor = (f"results.junit={tmp_path}/junit.xml", "health.min_tflops=1e6", "problem.m_shard=32")
+    finished = run(*QUICK, *floor, f"run_dir={tmp_path / 'run'}")
+    assert (finished.code, finished.result["status"], finished.result["rows"]) == (1, "too_slow", 3), finished.stderr
+    assert re.match(
+        r"health.min_tflops: rank 0 has .* TFLOP/s on tiny m_shard=32 .*1e\+06 are", finished.result["error"]
+    )
+    job = ET.parse(tmp_path / "junit.xml").getroot()[0][-1]
+    assert job.find("failure").get("message") == "too_slow: " + finished.result["error"]
 
 
 def test_the_journal_has_a_checked_row_per_case_and_implementation(finished):

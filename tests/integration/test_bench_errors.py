@@ -15,7 +15,7 @@ import time
 import pytest
 
 from tests.integration.bench_process import QUICK, finish, run, start
-from tests.jobs.results.wandb.leet import history
+from tests.jobs.results.wandb.leet import history, inspect
 
 WITHOUT_WANDB = [option for option in QUICK if not option.startswith("wandb")]
 KEY = "0123456789" * 4
@@ -33,6 +33,7 @@ def closed_port():
     [
         pytest.param(["kernel.tile=3"], "kernel.tile", id="Hydra refuses"),
         pytest.param(["run_dir=/proc/cmkernel"], "run_dir=/proc/cmkernel", id="the job refuses"),
+        pytest.param(["cluster.address=127.0.0.1:1", "wandb.project=a/b"], "wandb.project=a/b: ", id="W&B refuses"),
     ],
 )
 def test_usage_errors_exit_2_and_name_the_option(overrides, message):
@@ -114,9 +115,16 @@ def refusing_server():
 @pytest.mark.slow
 def test_a_refusing_wandb_falls_back_to_offline_loudly(refusing_server, tmp_path):
     """A server that can't be reached has the same effect: test_submit.py."""
-    finished = run(*WITHOUT_WANDB, f"run_dir={tmp_path / 'run'}", WANDB_BASE_URL=refusing_server, WANDB_API_KEY=KEY)
+    variables = {"WANDB_PROJECT": "own", "WANDB_RUN_ID": "taken"}
+    options = [*WITHOUT_WANDB, f"run_dir={tmp_path / 'run'}"]
+    finished = run(*options, WANDB_BASE_URL=refusing_server, WANDB_API_KEY=KEY, **variables)
     assert finished.code == 0, finished.stderr
-    assert "offline" in finished.stderr
+    assert f"falls back to offline: {refusing_server}: " in finished.stderr
+    assert "401" in finished.stderr
+    assert "WANDB_RUN_ID=taken is ignored: " in finished.stderr
+    of_run = next(record["run"] for record in inspect(finished.result["wandb_dir"]) if record["type"] == "run")
+    assert of_run["project"] == "own"
+    assert not finished.result["wandb_dir"].endswith("taken")
     assert len(history(finished.result["wandb_dir"])) == len(finished.rows()) == 6
     assert KEY not in finished.stdout + finished.stderr
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def findings(finished):
 
 
 def test_a_host_without_gpus(tmp_path):
-    finished = examine(f"run_dir={tmp_path / 'run'}")
+    finished = examine(f"run_dir={tmp_path / 'run'}", f"results.junit={tmp_path / 'junit.xml'}")
     assert finished.code == 0, finished.stderr
     assert (finished.result["status"], finished.result["error"]) == ("ok", None)
     report = json.loads((tmp_path / "run" / "doctor.json").read_text())
@@ -52,6 +53,8 @@ def test_a_host_without_gpus(tmp_path):
         assert finding["check"] in finished.stdout
         assert finding["verdict"] in ("ok", "n/a", "warn")
     assert "0 fail" in finished.stdout
+    cases = ET.parse(tmp_path / "junit.xml").getroot()[0]
+    assert [case.get("classname") for case in cases] == [*(finding["check"] for finding in report["findings"]), "job"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A W&B run, and its start. The only module that imports wandb.
+"""A W&B run, and its start. Beside ``rules`` the only module that imports wandb.
 
 Behaviour of wandb 0.31.0 that shapes it, each covered by a test:
 
@@ -52,7 +52,7 @@ class Files:
     journal: Path
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class RunStarter:
     """Starts the run, as often as needed, within a limit."""
 
@@ -66,6 +66,8 @@ class RunStarter:
     """Limit for the upload at the end."""
     init: Mapping[str, Any]
     """Further arguments of ``wandb.init``: project, config, ..."""
+    server: str | None = dataclasses.field(default=None, init=False)
+    """URL of the W&B server: of WANDB_BASE_URL, W&B's own settings or W&B itself; known after a start."""
 
     def start(self, mode: WandbMode, *, run_id: str | None = None) -> WandbRun:
         """Start the run online or offline, under a new id or ``run_id``. A failed start leaves nothing behind.
@@ -103,14 +105,14 @@ class RunStarter:
         from wandb.sdk.lib import wbauth
 
         settings = self._wandb_settings()
-        base_url = wandb.setup(settings).settings.base_url
+        self.server = wandb.setup(settings).settings.base_url
         # After setup(), which would take the key for one of W&B's own server, whatever WANDB_BASE_URL says.
         settings.api_key = self.key
         # init() would prompt on a terminal; wandb.login(prompt=False) would write to the user's settings.
         if (
             mode is WandbMode.online
             and not self.key
-            and not wbauth.authenticate_session(host=base_url, source="init", prompt=False, update_session=False)
+            and not wbauth.authenticate_session(host=self.server, source="init", prompt=False, update_session=False)
         ):
             raise NoKeyError("no API key: run `wandb login`, or set wandb.api_key_file or WANDB_API_KEY")
         options: dict[str, Any] = {**self.init, "dir": str(self.run_dir), "mode": mode.value, "id": run_id}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from jobs.results.wandb.commands import browse_command, sync_command
 from jobs.results.wandb.logged_rows import LoggedRows
 from jobs.results.wandb.metrics import Scalar
 from jobs.results.wandb.run import NoKeyError, RunStarter, WandbRun
+from jobs.results.wandb.variables import wanted_mode
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ END_LIMIT_S = 5.0
 # Shares of finish_timeout_s for logging the files and for uploading everything.
 FILES_SHARE, UPLOAD_SHARE = 0.3, 0.6
 MAX_TAG_LENGTH = 64  # W&B's rule
+DEFAULT_PROJECT = "cmkernel"
 
 
 class WandbSink:
@@ -52,6 +53,7 @@ class WandbSink:
         self.run_id: str | None = None
         """W&B's id of the run; ``start`` takes it to continue the run."""
         self._finish_timeout_s = settings.finish_timeout_s
+        self._key_file = settings.api_key_file
         self._run_dir = run_dir
         self._starter = starter
         self._run: WandbRun | None = None
@@ -72,28 +74,28 @@ class WandbSink:
     ) -> WandbSink:
         """Start the run. Call it before GPUs are reserved: it takes up to ``init_timeout_s`` and some seconds.
 
-        ``auto`` is online where a key is configured (``api_key_file``, WANDB_API_KEY, netrc), else offline; WANDB_MODE
-        may turn it to offline or disabled. The key isn't written anywhere. ``run_id`` continues an earlier job's run;
+        ``auto`` is the mode of WANDB_MODE, else online where a key is configured (``api_key_file``, WANDB_API_KEY,
+        netrc), else offline. The key isn't written anywhere. ``run_id`` continues an earlier job's run;
         ``replay`` takes its rows. ``name`` is the run's name where the config has none.
 
         Raises:
           UsageError: the key's file can't be read, or a tag is empty or too long.
           InfrastructureError: the config asks for ``online`` or ``offline``, and W&B can't start so.
         """
-        mode = _wanted_mode(settings.mode)
+        mode = wanted_mode(settings.mode)
         if mode is WandbMode.disabled:
             sink = cls(settings, run_dir)
             sink.run_id = run_id
             return sink
         if bad := [tag for tag in tags if not 1 <= len(tag) <= MAX_TAG_LENGTH]:
             raise UsageError(f"wandb.tags: {bad[0]!r} must have 1 to {MAX_TAG_LENGTH} characters")
-        init = {"project": settings.project, "entity": settings.entity, "name": settings.name or name, "group": group}
+        init = {"project": settings.project or DEFAULT_PROJECT, "entity": settings.entity, "group": group}
         starter = RunStarter(
             run_dir=run_dir,
             key=None if mode is WandbMode.offline else read_key_file(settings.api_key_file),
             init_timeout_s=settings.init_timeout_s,
             upload_timeout_s=settings.finish_timeout_s * UPLOAD_SHARE,
-            init={**init, "tags": list(tags), "config": json_safe(config)},
+            init={**init, "name": settings.name or name, "tags": list(tags), "config": json_safe(config)},
         )
         sink = cls(settings, run_dir, starter)
         if mode is not WandbMode.offline:
@@ -174,7 +176,8 @@ class WandbSink:
         lines = [f"# W&B     : {self.mode.value}, {self.url or self.dir}"]
         is_offline = self.mode is WandbMode.offline
         lines += [f"#   browse : {browse_command(self.dir)}"] if is_offline else []
-        return lines + ([f"#   sync   : {sync_command(self.dir)}"] if is_offline or not self.complete else [])
+        sync = sync_command(self.dir, self._key_file)
+        return lines + ([f"#   sync   : {sync}"] if is_offline or not self.complete else [])
 
     def _open(self, mode: WandbMode, run_id: str | None, *, fatal: bool) -> None:
         """Start the run in ``mode``. A failure that isn't fatal is logged and leaves the sink without a run."""
@@ -183,7 +186,10 @@ class WandbSink:
             self._take(self._starter.start(mode, run_id=run_id), mode)
         except Exception as error:
             without_key = isinstance(error, NoKeyError)
-            reason = str(error) if without_key else _brief(error)
+            # The second line has the server's status or the cause.
+            reason = str(error) if without_key else _brief(error, num_lines=2)
+            if mode is WandbMode.online and not without_key:
+                reason = f"{self._starter.server}: {reason}"
             if fatal:
                 raise InfrastructureError(f"wandb.mode={mode.value}: {reason}") from error
             if mode is WandbMode.offline:
@@ -238,13 +244,6 @@ class WandbSink:
         logger.warning("W&B: %s; the journal in %s has everything", problem, self._run_dir)
 
 
-def _wanted_mode(mode: WandbMode) -> WandbMode:
-    from_environment = os.environ.get("WANDB_MODE", "")
-    if mode is WandbMode.auto and from_environment in (WandbMode.offline.value, WandbMode.disabled.value):
-        return WandbMode(from_environment)
-    return mode
-
-
-def _brief(error: BaseException) -> str:
-    """Type and first line of an error; the rest is advice for users of wandb's own API."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+def _brief(error: BaseException, num_lines: int = 1) -> str:
+    """Type and first lines of an error; the rest is advice for users of wandb's own API."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:num_lines]])

@@ -6,7 +6,7 @@ from jobs.config.choices import Implementation, WandbMode
 from jobs.config.options import leaves
 from jobs.config.resume import continued
 from jobs.config.rules import recorded_settings
-from jobs.config.schema import ClusterSettings, KernelSettings, ProblemSettings, Settings
+from jobs.config.schema import ClusterSettings, KernelSettings, ProblemSettings, Settings, WandbSettings
 from jobs.errors import UsageError
 from jobs.records.environment import Environment
 from jobs.results.disk.recorded_run import read_environment
@@ -65,6 +65,13 @@ def test_where_it_runs_may_change(stored):
     assert settings.cluster == ClusterSettings(num_ranks=2, address="h:1", max_restarts=9, stall_timeout_s=7.0)
     assert settings.wandb.mode is WandbMode.offline
     assert stored.cluster.address is None
+
+
+def test_a_choice_keeps_the_options_that_it_leaves_open(stored):
+    stored.wandb.project = "of the stopped job"
+    changed = given(stored, wandb=WandbSettings(mode=WandbMode.offline))
+    wandb = continued(stored, changed, ["resume=/runs/a", "wandb=offline"]).wandb
+    assert (wandb.project, wandb.mode) == ("of the stopped job", WandbMode.offline)
 
 
 def test_what_may_change_is_no_part_of_a_row():

@@ -26,6 +26,8 @@ from tests.paths import ROOT
 pytestmark = pytest.mark.slow
 
 KEY = "0123456789" * 4
+# A job chooses its run's id.
+RUN_ID = "abcd1234"
 # Far beyond all limits here, and below what wandb takes without one.
 GENEROUS_S = 60.0
 
@@ -63,9 +65,9 @@ def run_dir(tmp_path):
     return path
 
 
-def start(run_dir: Path, mode: WandbMode, **settings) -> WandbSink:
+def start(run_dir: Path, mode: WandbMode, run_id: str | None = None, **settings) -> WandbSink:
     settings = WandbSettings(mode=mode, **{"init_timeout_s": 1.0, **settings})
-    return WandbSink.start(settings, run_dir=run_dir, config={"a": 1}, group=None, tags=[])
+    return WandbSink.start(settings, run_dir=run_dir, config={"a": 1}, group=None, tags=[], run_id=run_id)
 
 
 def closed_port() -> str:
@@ -80,13 +82,15 @@ def listener():
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-@pytest.fixture(params=["closed port", "frozen", "401", "500"])
+@pytest.fixture(params=["closed port", "no such host", "frozen", "401", "500"])
 def useless_url(request, serve, listener):
     if request.param == "closed port":
         return closed_port(), "connection refused"
+    if request.param == "no such host":
+        return "http://no-such-host.invalid", "lookup no-such-host.invalid"
     if request.param == "frozen":
         return listener, "giving up|Timed out"
-    return serve(int(request.param)).url, "user is not logged in"
+    return serve(int(request.param)).url, rf"(error|HTTP) {request.param}\b.*user is not logged in"
 
 
 def test_auto_falls_back_loudly_and_in_time(run_dir, monkeypatch, caplog, useless_url):
@@ -94,9 +98,10 @@ def test_auto_falls_back_loudly_and_in_time(run_dir, monkeypatch, caplog, useles
     monkeypatch.setenv("WANDB_BASE_URL", url)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
-        sink = start(run_dir, WandbMode.auto)
+        sink = start(run_dir, WandbMode.auto, RUN_ID)
     assert time.monotonic() - began < GENEROUS_S
     assert sink.mode is WandbMode.offline
+    assert sink.fallback_reason.startswith(f"{url}: ")
     assert re.search(reason, sink.fallback_reason)
     assert f"W&B can't be online and falls back to offline: {sink.fallback_reason}" in caplog.text
     sink.log_row(row("ppermute", 1.0), [])
@@ -110,8 +115,8 @@ def test_online_that_was_asked_for_is_an_error(run_dir, monkeypatch, useless_url
     url, reason = useless_url
     monkeypatch.setenv("WANDB_BASE_URL", url)
     began = time.monotonic()
-    with pytest.raises(InfrastructureError, match=rf"wandb.mode=online: .*({reason})"):
-        start(run_dir, WandbMode.online)
+    with pytest.raises(InfrastructureError, match=rf"wandb.mode=online: {url}: .*({reason})"):
+        start(run_dir, WandbMode.online, RUN_ID)
     assert time.monotonic() - began < GENEROUS_S
     assert not service_pids()
 
@@ -221,8 +226,44 @@ def test_server_that_freezes_in_the_middle_does_not_hold_the_end(run_dir, monkey
     assert "not in the run: TimeoutError: no answer within" in caplog.text
     assert not service_pids()
     # Everything that was logged is on disk, for `wandb sync`.
-    assert any(line.endswith(f"wandb sync {sink.dir}") for line in sink.browse_lines())
     assert [item["ppermute/in_graph_us"] for item in history(sink.dir)] == [1.25, 2.5]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["offline", "server lost in mid-run"])
+def test_printed_sync_command_uploads_the_run(tmp_path, monkeypatch, serve, lost):
+    """In the shell of somebody who has neither set the server's address nor the key, and with spaces in the paths."""
+    run_dir, key_file = tmp_path / "a run", tmp_path / "a key"
+    run_dir.mkdir()
+    key_file.write_text(KEY + "\n")
+    server = serve(200)
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.delenv("WANDB_API_KEY")
+    mode = WandbMode.online if lost else WandbMode.offline
+    sink = start(run_dir, mode, init_timeout_s=30.0, finish_timeout_s=3.0, api_key_file=str(key_file))
+    if lost:
+        server.frozen.set()
+    for time_us in (1.25, 2.5):
+        sink.log_row(row("ppermute", time_us), [])
+    sink.finish(exit_code=0, status="ok")
+    server.frozen.clear()
+    (command,) = (line.split(" : ")[1] for line in sink.browse_lines() if line.startswith("#   sync"))
+    server.requests.clear()
+    server.history.clear()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    synced = subprocess.run(
+        command,
+        shell=True,
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+    assert synced.returncode == 0, synced.stderr
+    rows = [json.loads(line) for line in server.history]
+    assert [line["ppermute/in_graph_us"] for line in rows if "case/name" in line] == [1.25, 2.5], synced.stderr
+    assert any(f"/{sink.run_id}/" in path for path, _ in server.requests)
 
 
 def child(run_dir: Path, body: str) -> subprocess.Popen:

@@ -214,7 +214,7 @@ def test_browse_lines_are_commands_that_work(finished):
     browse, sync = (line.split(" : ")[1] for line in lines[1:])
     assert browse.endswith(f"wandb leet {sink.dir}")
     assert sync.endswith(f"wandb sync {sink.dir}")
-    # Where the shell doesn't find wandb, the whole path is given; so both run here.
+    # With the path of the job's own wandb, so both run here.
     dry = subprocess.run(f"{sync} --dry-run", shell=True, capture_output=True, text=True, timeout=30)
     assert "Would sync 1 run(s)" in dry.stdout + dry.stderr
     shown = subprocess.run(browse.replace(" leet ", " leet inspect --summary --json "), shell=True, capture_output=True)
