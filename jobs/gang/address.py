@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs.config.choices import ClusterMode
 from jobs.config.schema import ClusterSettings
 from jobs.errors import InfrastructureError, UsageError
-from jobs.gang.library_errors import fatal_line, refuses_token
+from jobs.gang.library_errors import fatal_error, is_version_mismatch, refuses_token
 
 RAY_ADDRESS = "RAY_ADDRESS"
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
@@ -62,7 +62,12 @@ def check_reachable(address: str, timeout_s: float) -> None:
     else:
         if done.returncode == 0:
             return
-        why = _refusal(done.stderr) or fatal_line(done.stderr) or f"the test connection exits with {done.returncode}"
+        why = _refusal(done.stderr) or fatal_error(done.stderr) or f"the test connection exits with {done.returncode}"
+    if is_version_mismatch(why):
+        raise InfrastructureError(
+            f"can't use a Ray at {address}: {why}. Driver and nodes need the same Ray and Python: start the cluster "
+            "from the locked environment (source .venv/bin/activate), or run the job in the cluster's environment"
+        )
     raise InfrastructureError(
         f"can't use a Ray at {address}: {why}. It must be the address of the head's GCS (port 6379 by default), and "
         f"this host one of the cluster's nodes; {_FROM_ELSEWHERE}"

@@ -15,8 +15,15 @@ _NO_ADDRESS_SPACE = "No suitable space found"
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.*?)(?: Some common causes|$)")
 # Ray 2.60.0: the C++ log line of a driver whose token the head refuses. The driver then retries until it is killed.
 _TOKEN_REFUSED = b"InvalidAuthToken"
-# Python 3.12's last line of a traceback, and the line that Ray 2.60.0's C++ code logs before it aborts.
-_FATAL_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|gaierror)\b.*$|Check failed: .*$", re.MULTILINE)
+# Python 3.12's end of a traceback, whose message may span lines; Ray 2.60.0's C++ code logs one line before it aborts.
+_TRACEBACK = "Traceback (most recent call last):\n"
+_RAISED = re.compile(r"^[^\W\d][\w.]*(?:: .*)?$", re.MULTILINE)
+_ABORTED = re.compile(r"Check failed: .*$", re.MULTILINE)
+# What others write behind a message: log lines, stacks of C++, the interpreter.
+_OTHER_OUTPUT = re.compile(r"^(?:[\[(]?\d{4}-\d\d-\d\d|\[.*\d{4}-\d\d-\d\d|\*\*\* |Fatal Python error)", re.MULTILINE)
+_MAX_FATAL_LINES = 20
+# Ray 2.60.0 (ray._private.utils.check_version_info): the driver's Ray or Python isn't the cluster's.
+_OTHER_VERSION = "Version mismatch: The cluster was started with:"
 
 
 def is_lost_peer(type_name: str, text: str) -> bool:
@@ -45,7 +52,19 @@ def refuses_token(stderr: bytes) -> bool:
     return _TOKEN_REFUSED in stderr
 
 
-def fatal_line(stderr: bytes) -> str | None:
-    """Last error in the output of a process: of a Python traceback, or of C++ code that aborted."""
-    lines = [match[0] for match in _FATAL_LINE.finditer(stderr.decode(errors="replace"))]
-    return lines[-1] if lines else None
+def is_version_mismatch(text: str) -> bool:
+    """Return whether Ray refused this process because of its version."""
+    return _OTHER_VERSION in text
+
+
+def fatal_error(stderr: bytes) -> str | None:
+    """Last error in the output of a process, all its lines in one: of a Python traceback, or of C++ that aborted."""
+    text = stderr.decode(errors="replace")
+    if aborted := _ABORTED.findall(text):
+        return str(aborted[-1])
+    raised = _RAISED.search(text, text.rfind(_TRACEBACK) + len(_TRACEBACK)) if _TRACEBACK in text else None
+    if raised is None:
+        return None
+    message = _OTHER_OUTPUT.split(text[raised.start() :], maxsplit=1)[0]
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ".join(lines[:_MAX_FATAL_LINES])

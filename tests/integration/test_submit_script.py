@@ -1,14 +1,17 @@
 """scripts/submit.sh with a real job server, in a project of one module."""
 
 import hashlib
+import http.server
 import json
 import shutil
 import subprocess
+import threading
 import time
 import zipfile
 
 import pytest
 
+from tests.integration.ray_cluster import inherited_environment
 from tests.limits import without_waiting
 from tests.paths import ROOT
 
@@ -66,7 +69,8 @@ class Project:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         (root / "scripts").mkdir()
-        shutil.copy(SUBMIT, root / "scripts" / "submit.sh")
+        for name in ("submit.sh", "submit_check.py"):
+            shutil.copy(SUBMIT.parent / name, root / "scripts" / name)
         self.write_lock()
 
     def write_lock(self):
@@ -112,6 +116,92 @@ def test_usage_errors(args, message):
     assert message in done.stderr
 
 
+@pytest.fixture(scope="module")
+def web_server():
+    """A server that knows HTTP, but is no Ray."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def refused(*args, **variables):
+    """What submit.sh prints and exits with, without a cluster and without waiting for one."""
+    with without_waiting():
+        done = run([SUBMIT, *args], {**inherited_environment(), **variables})
+    (line,) = done.stderr.splitlines()
+    return done.returncode, line
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "message"),
+    [
+        ("127.0.0.1:1", 3, "--address=127.0.0.1:1 doesn't answer: [Errno 111] Connection refused; it must be"),
+        ("http://127.0.0.1:1/", 3, "http://127.0.0.1:1/ doesn't answer"),
+        ("https://127.0.0.1:1", 3, "https://127.0.0.1:1 doesn't answer"),
+        ("http://no-such-host.invalid:8265", 3, "the name no-such-host.invalid is unknown"),
+        ("no-such-host.invalid", 3, "the name no-such-host.invalid is unknown"),
+        (
+            "ray://head:10001",
+            2,
+            "--address=ray://head:10001 is Ray Client's address; give the job server's: http://head:",
+        ),
+        ("ftp://head:8265", 2, "--address=ftp://head:8265 must be http://HEAD:8265"),
+        ("http://head:port", 2, "--address=http://head:port must be http://HEAD:8265"),
+        ("http://head:99999", 2, "--address=http://head:99999 must be http://HEAD:8265"),
+        ("head with spaces:8265", 2, "must be http://HEAD:8265"),
+        ("", 2, "--address needs a value"),
+    ],
+)
+def test_addresses_that_cannot_work(address, code, message):
+    found, line = refused(f"--address={address}")
+    assert (found, message in line) == (code, True), line
+
+
+def test_a_server_that_is_no_ray(web_server):
+    code, line = refused("--address", web_server)
+    assert (code, "is no job server of a Ray (HTTP 501 for /api/version)" in line) == (3, True), line
+    code, line = refused("--address", f"http://{web_server}/some/where/")
+    assert (code, f"nothing at the path /some/where (HTTP 501); http://{web_server} is enough" in line) == (2, True), (
+        line
+    )
+
+
+@pytest.mark.parametrize("submission_id", ["a/b", "two words", "", "..", "-x", "é", "x" * 129, "a?b", "a\nb"])
+def test_submission_ids_that_cannot_work(submission_id):
+    code, line = refused("--address=127.0.0.1:1", f"--submission-id={submission_id}")
+    assert (code, "must be 1 to 128 letters" in line) == (2, True), line
+
+
+def test_variables_that_cannot_work(tmp_path):
+    assert refused(RAY_ADDRESS="127.0.0.1:1")[0] == 3
+    assert "RAY_API_SERVER_ADDRESS=ray://h:1 is" in refused(RAY_API_SERVER_ADDRESS="ray://h:1")[1]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}
+    code, line = refused("--address=127.0.0.1:1", **token)
+    assert (code, f"RAY_AUTH_TOKEN_PATH={tmp_path / 'none'} must be a file" in line) == (2, True), line
+    code, line = refused("--address=127.0.0.1:1", RAY_AUTH_MODE="token", HOME=str(tmp_path))
+    assert (code, "needs the cluster's token" in line) == (2, True), line
+
+
+def test_a_checkout_that_is_too_large(tmp_path):
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for name in ("submit.sh", "submit_check.py"):
+        shutil.copy(SUBMIT.parent / name, scripts / name)
+    for name, megabytes in {"weights/deep/a": 400, "data/b": 200, "benchmarks/not_sent": 900, "ignored/c": 700}.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(megabytes * 2**20)
+    (tmp_path / ".rayignore").write_text("ignored/\n")
+    command = [scripts / "submit.sh", "--address", "127.0.0.1:1"]
+    done = run(command, inherited_environment())
+    assert done.returncode == 2
+    assert "has 600 MiB to upload, and Ray takes less than" in done.stderr
+    assert "weights (400 MiB), data (200 MiB), scripts (0 MiB)" in done.stderr
+    (tmp_path / ".rayignore").write_text("ignored/\nweights/\n")
+    assert run(command, inherited_environment()).returncode == 3, "nobody listens there"
+
+
 def test_help():
     done = run([SUBMIT, "--help"], None)
     assert done.returncode == 0
@@ -131,6 +221,7 @@ def test_arguments_and_files_arrive(project):
         "jobs/echo.py",
         "requirements.lock",
         "scripts/submit.sh",
+        "scripts/submit_check.py",
     ]
 
 
@@ -143,11 +234,28 @@ def test_exit_code_is_the_jobs(project):
 
 
 @pytest.mark.slow
-def test_no_job_server(project):
-    with without_waiting():
-        done = project.submit("--address", "http://127.0.0.1:1")
+def test_an_address_without_scheme_beside_another_in_the_environment(project):
+    env = {**project.cluster.env, "RAY_ADDRESS": "http://127.0.0.1:1"}
+    address = project.cluster.dashboard_url.removeprefix("http://")
+    done = run([project.root / "scripts/submit.sh", "--job=jobs.echo", f"--address={address}/", "--", "0"], env)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_wrong_token(project):
+    env = {**project.cluster.env, "RAY_AUTH_TOKEN": "a" * 64}
+    done = run([project.root / "scripts/submit.sh", "--address", project.cluster.dashboard_url], env)
     assert done.returncode == 3
-    assert "127.0.0.1:1" in done.stderr
+    assert "refuses the token (HTTP 403): set RAY_AUTH_MODE=token" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_cluster_without_a_package(project):
+    (project.root / "jobs" / "needy.py").write_text("import no_such_package.part\n")
+    done = project.submit("--job", "jobs.needy")
+    (project.root / "jobs" / "needy.py").unlink()
+    assert done.returncode == 3
+    assert "Python has no module no_such_package: submit with --install" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
