@@ -79,7 +79,9 @@ def test_what_may_change_is_no_part_of_a_row():
     timeouts = {f"cluster.{name}_timeout_s" for name in ("connect", "placement", "setup", "step", "stall", "heartbeat")}
     wandb = {f"wandb.{name}" for name in ("mode", "api_key_file", "init_timeout_s", "finish_timeout_s")}
     cluster = {"cluster.mode", "cluster.address", "cluster.max_restarts"}
-    assert may_change == timeouts | wandb | cluster | {"results.report", "results.columns", "resume"}
+    floors = {f"health.min_{name}" for name in ("tflops", *(f"{link}_gbytes_per_s" for link in ("link", "nic", "tcp")))}
+    results = {"results.report", "results.columns", "results.junit"}
+    assert may_change == timeouts | wandb | cluster | floors | results | {"resume"}
 
 
 def test_the_rows_of_the_earlier_job_decide_the_number_of_ranks(stored):
