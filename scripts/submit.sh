@@ -87,9 +87,13 @@ trap 'rm -f "$errors"' EXIT
 deadline=$((SECONDS + 30)) warned=''
 while true; do
   submitted=0
+  exec 5> >(exec 5>&-; tee "$errors" | sed -u '/^Traceback/,$d' >&2) # the last line of a traceback is enough
+  reader=$!
   "$ray" job submit "${no_wait[@]}" --submission-id "$id" --working-dir "$root" \
     --metadata-json "{\"submit\": \"$nonce\", \"git_sha\": \"$commit\"}" --runtime-env-json "$runtime_env" \
-    -- python -m "$job" "$@" 2> >(tee "$errors" >&2) || submitted=$?
+    -- python -m "$job" "$@" 2>&5 || submitted=$?
+  exec 5>&-
+  wait "$reader" || true
   # A head that has just started takes jobs before it has an agent that runs them.
   if ((submitted == 0)) || ! grep -q "No available agent" "$errors"; then break; fi
   if [[ ! $warned ]]; then
@@ -98,9 +102,13 @@ while true; do
       "the default)" >&2
     warned=yes
   fi
-  if ((SECONDS >= deadline)); then exit 3; fi
+  if ((SECONDS >= deadline)); then
+    echo "submit.sh: still no agent: the job isn't submitted" >&2
+    exit 3
+  fi
   sleep 2
 done
+if grep -q ^Traceback "$errors"; then echo "submit.sh: $(tail -n 1 "$errors")" >&2; fi
 if ((${#no_wait[@]})); then exit "$submitted"; fi
 
 # `ray job submit` exits with 0 or 1, whatever the job's exit code.
