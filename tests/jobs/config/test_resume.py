@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_a_recorded_config_may_have_the_old_names_of_options(stored, tmp_path):
     stored.cluster.link_gbytes_per_s = 100.0
     run_dir.write_config(stored)
     path = tmp_path / "config.yaml"
-    path.write_text(path.read_text().replace("link_gbytes_per_s", "link_gbps").replace("nic_gbytes_per_s", "nic_gbps"))
+    path.write_text(re.sub(r"^  (link|nic)_gbytes_per_s:", r"  \1_gbps:", path.read_text(), flags=re.MULTILINE))
     assert recorded_settings(run_dir.config_path) == stored
 
 
