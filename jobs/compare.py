@@ -8,8 +8,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from jobs.comparison.comparison import compare
+from jobs.comparison.examinations import Examination, compared, is_examination
 from jobs.comparison.loading import load_side, refuse_repeated
 from jobs.comparison.markdown import markdown
 from jobs.comparison.table import text
@@ -19,7 +21,8 @@ from jobs.records.row import HEADLINE, TIMES
 
 _DESCRIPTION = """
 Compares runs of jobs.bench, case by case, on their raw samples. A run is a run directory or a results.jsonl; a folder
-of run directories stands for all of them. More runs a side show smaller differences. Exit code 0: compared; 1: a
+of run directories stands for all of them. More runs a side show smaller differences. Two doctor.json of jobs.doctor are
+compared as well: links, verdicts, hosts and GPUs. Exit code 0: compared; 1: a
 regression, with --fail-over; 2: a file can't be read, or the sides have no case in common; 3: an unforeseen error.
 """
 
@@ -43,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(base_paths: Sequence[str], new_paths: Sequence[str], options: argparse.Namespace) -> int:
+    examined = [is_examination(Path(path)) for path in (*base_paths, *new_paths)]
+    if any(examined):
+        return _compare_examinations(base_paths, new_paths, options, are_all=all(examined))
     base, new = load_side("BASE", base_paths), load_side("NEW", new_paths)
     refuse_repeated(base, new)
     comparison = compare(base, new, metric=options.metric, fail_over=options.fail_over, spread=options.spread)
@@ -50,6 +56,19 @@ def _compare(base_paths: Sequence[str], new_paths: Sequence[str], options: argpa
     if not comparison.rows and not comparison.regressions:
         raise UsageError(f"no case has a valid {options.metric} on both sides, so nothing can be compared")
     return EXIT_CHECK_FAILED if comparison.regressions else EXIT_OK
+
+
+def _compare_examinations(
+    base_paths: Sequence[str], new_paths: Sequence[str], options: argparse.Namespace, *, are_all: bool
+) -> int:
+    if not are_all or (len(base_paths), len(new_paths)) != (1, 1):
+        raise UsageError("a doctor.json is compared with one other doctor.json, not with runs of jobs.bench")
+    if options.markdown or options.spread is not None or options.metric != HEADLINE:
+        raise UsageError("--markdown, --spread and --metric are for runs of jobs.bench, not for a doctor.json")
+    base, new = (Examination.read(name, Path(path)) for name, path in (("BASE", base_paths[0]), ("NEW", new_paths[0])))
+    printed, regressions = compared(base, new, fail_over=options.fail_over, colour=_has_colour())
+    print(printed, end="", flush=True)
+    return EXIT_CHECK_FAILED if regressions else EXIT_OK
 
 
 def _parser() -> argparse.ArgumentParser:

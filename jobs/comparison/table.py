@@ -34,6 +34,11 @@ def _table(comparison: Comparison, *, colour: bool) -> str:
         table.add_column(title, justify="left" if title in LEFT_ALIGNED else "right", no_wrap=True)
     for row in comparison.rows:
         table.add_row(*cells(row), style=_STYLES.get(row.verdict))
+    return rendered(table, colour=colour)
+
+
+def rendered(table: Table, *, colour: bool) -> str:
+    """The table as text, as wide as its cells."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=colour, color_system="standard" if colour else None, width=10_000)
     console.width = console.measure(table).maximum

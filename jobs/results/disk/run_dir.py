@@ -25,6 +25,7 @@ from jobs.results.disk.json_safe import json_safe
 
 DEFAULT_BASE = "~/cmkernel_runs"
 CONFIG_NAME = "config.yaml"
+EXAMINATION_NAME = "doctor.json"
 # Not a mistake of the user's: another folder on the same disk would fail too.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -112,7 +113,7 @@ class RunDir:
         Raises:
           InfrastructureError: the file can't be written.
         """
-        self._write_json("doctor.json", examination)
+        self._write_json(EXAMINATION_NAME, examination)
 
     def _write_json(self, name: str, data: Mapping[str, Any]) -> None:
         self._write(name, json.dumps(json_safe(data), indent=2, allow_nan=False) + "\n")
