@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from jobs.config.choices import WandbMode
 from jobs.config.schema import WandbSettings
 from jobs.errors import UsageError
+from jobs.results.wandb.api_key import read_key_file
 from jobs.results.wandb.variables import VARIABLES, ignore_variables, wanted_mode, with_variables
 
 # Rules of W&B's servers, which a run would meet too late.
@@ -28,12 +29,15 @@ def accepted(settings: WandbSettings, *, is_resumed: bool) -> WandbSettings:
     """``settings`` with the values of W&B's variables, if W&B accepts them.
 
     Raises:
-      UsageError: an option or a variable breaks a rule of W&B's, or a folder hides the package.
+      UsageError: an option or a variable breaks a rule of W&B's, the key file can't be read, or a folder hides the
+        package.
     """
     mode = wanted_mode(settings.mode)
     full = with_variables(settings, is_resumed=is_resumed)
     if mode is WandbMode.disabled:
         return full
+    if mode is not WandbMode.offline:
+        read_key_file(full.api_key_file)
     _refuse_hidden_package()
     ignore_variables()
     try:

@@ -138,3 +138,10 @@ def test_folder_that_hides_the_package(tmp_path, hiding):
     assert start().startswith(
         f"{path.parent if path.name == '__init__.py' else path} hides the package wandb: rename it"
     )
+
+
+def test_key_file_that_cannot_be_read(tmp_path):
+    path = str(tmp_path / "key")
+    with pytest.raises(UsageError, match=r"wandb.api_key_file=.*: can't be read on the driver's node \(No such file"):
+        check(api_key_file=path)
+    assert check(api_key_file=path, mode=WandbMode.offline).api_key_file == path, "offline needs no key"
