@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Beyond init_timeout, for a wandb that doesn't keep it.
 INIT_MARGIN_S = 5.0
+# Offline no server is waited for, but W&B's own service, which a busy machine starts slowly.
+OFFLINE_LIMIT_S = 120.0
 # For the service's end after a failed start: nothing is lost, and a job that is stopped here has 3 s.
 ABORT_LIMIT_S = 1.0
 # For the thread of a failed start to end.
@@ -82,7 +84,7 @@ class RunStarter:
         making = threading.Lock()
         try:
             start = partial(self._start, mode, run_id, making)
-            return WandbRun(call_within(self.init_timeout_s + INIT_MARGIN_S, start))
+            return WandbRun(call_within(self._limit_s(mode) + INIT_MARGIN_S, start))
         except BaseException:
             # Never released: otherwise the abandoned thread would still make the run.
             making.acquire(timeout=GIVEN_UP_LIMIT_S)
@@ -91,6 +93,9 @@ class RunStarter:
             for path in set(folder.glob("*run-*")) - before:
                 shutil.rmtree(path, ignore_errors=True)
             raise
+
+    def _limit_s(self, mode: WandbMode) -> float:
+        return self.init_timeout_s if mode is WandbMode.online else max(self.init_timeout_s, OFFLINE_LIMIT_S)
 
     def _start(self, mode: WandbMode, run_id: str | None, making: threading.Lock) -> wandb.Run:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -104,7 +109,7 @@ class RunStarter:
         import wandb
         from wandb.sdk.lib import wbauth
 
-        settings = self._wandb_settings()
+        settings = self._wandb_settings(mode)
         self.server = wandb.setup(settings).settings.base_url
         # After setup(), which would take the key for one of W&B's own server, whatever WANDB_BASE_URL says.
         settings.api_key = self.key
@@ -120,11 +125,11 @@ class RunStarter:
             options["resume"] = "allow"
         return wandb.init(**options, settings=settings)
 
-    def _wandb_settings(self) -> wandb.Settings:
+    def _wandb_settings(self, mode: WandbMode) -> wandb.Settings:
         import wandb
 
         return wandb.Settings(
-            init_timeout=self.init_timeout_s,
+            init_timeout=self._limit_s(mode),
             finish_timeout=self.upload_timeout_s,
             finish_timeout_raises=True,
             # Standard output is the job's table; errors go to the log.
