@@ -4,8 +4,6 @@ They end with the package's last test, so that no Ray runs beside the tests of o
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -49,16 +47,6 @@ def local_ray():
         os.environ.update(saved)
 
 
-AWAIT_NODES = """
-import sys, time
-import ray
-
-ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
-while sum(node["Alive"] for node in ray.nodes()) < 3:
-    time.sleep(0.2)
-"""
-
-
 @pytest.fixture(scope="package")
 def namespaced_hosts():
     with hosts(3, num_cpus=1) as cluster:
@@ -67,7 +55,6 @@ def namespaced_hosts():
 
 @pytest.fixture(scope="module")
 def three_hosts(namespaced_hosts):
-    """Three hosts of one CPU each, in network namespaces, all of which have joined."""
-    command = namespaced_hosts.hosts[0].command(sys.executable, "-c", AWAIT_NODES, namespaced_hosts.address)
-    subprocess.run(command, env=dict(namespaced_hosts.env), check=True, timeout=300)
+    """Three hosts of one CPU each, in network namespaces; a test may have started one anew."""
+    namespaced_hosts.await_nodes()
     return namespaced_hosts

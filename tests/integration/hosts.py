@@ -26,6 +26,14 @@ from tests.integration.ray_cluster import START_TIMEOUT_S, inherited_environment
 
 GCS_PORT, DASHBOARD_PORT = 6379, 8265
 _SUBNET = "10.77.0"
+_AWAIT_NODES = """
+import sys, time
+import ray
+
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
+    time.sleep(0.2)
+"""
 
 
 @dataclasses.dataclass
@@ -119,6 +127,23 @@ class Hosts:
     """For processes on the hosts: this process's environment, and the cluster's token."""
     temp_dir: Path
 
+    def await_nodes(self) -> None:
+        """Wait until every host that was started has joined; on a busy machine Ray may give one up: start it anew."""
+        started = [host for host in self.hosts if host.raylet is not None]
+        command = self.hosts[0].command(sys.executable, "-c", _AWAIT_NODES, self.address, str(len(started)))
+        waiting = subprocess.Popen(command, env=dict(self.env))
+        deadline = time.monotonic() + 2 * START_TIMEOUT_S
+        try:
+            while waiting.poll() is None and time.monotonic() < deadline:
+                for host in started:
+                    if host.raylet is not None and host.raylet.poll() is not None:
+                        host.stop_raylet()
+                        host.start_raylet()
+                time.sleep(0.5)
+        finally:
+            waiting.kill()
+        assert waiting.wait() == 0, [(self.temp_dir / f"{host.name}.log").read_text()[-2000:] for host in started]
+
     def await_job_server(self) -> None:
         """Wait until jobs can be submitted, from one of the hosts."""
         _await(self.hosts[0], DASHBOARD_PORT)
@@ -163,7 +188,9 @@ def hosts(
             if host is made[0]:
                 _await(host, GCS_PORT)
         head = made[0].ip
-        yield Hosts(made, f"{head}:{GCS_PORT}", f"http://{head}:{DASHBOARD_PORT}", known, temp_dir)
+        cluster = Hosts(made, f"{head}:{GCS_PORT}", f"http://{head}:{DASHBOARD_PORT}", known, temp_dir)
+        cluster.await_nodes()
+        yield cluster
     finally:
         # The head last: the others would wait for it.
         for host in reversed(made):
