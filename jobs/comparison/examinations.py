@@ -12,9 +12,9 @@ from rich.table import Table
 
 from jobs.comparison.table import rendered
 from jobs.errors import UsageError
+from jobs.health.facts import EXAMINATION_NAME
 from jobs.health.finding import Verdict
 from jobs.results.disk.journal import JOURNAL_NAME
-from jobs.results.disk.run_dir import EXAMINATION_NAME
 
 _ORDER = [verdict.value for verdict in Verdict]
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+EXAMINATION_NAME = "doctor.json"
+"""File of a run directory with what the doctor found."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuProcess:

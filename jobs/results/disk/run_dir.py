@@ -19,13 +19,13 @@ from omegaconf import OmegaConf
 
 from jobs.config.schema import Settings
 from jobs.errors import InfrastructureError, UsageError
+from jobs.health.facts import EXAMINATION_NAME
 from jobs.records.environment import ENVIRONMENT_NAME, Environment
 from jobs.results.disk.journal import JOURNAL_NAME, SOAK_NAME
 from jobs.results.disk.json_safe import json_safe
 
 DEFAULT_BASE = "~/cmkernel_runs"
 CONFIG_NAME = "config.yaml"
-EXAMINATION_NAME = "doctor.json"
 # Not a mistake of the user's: another folder on the same disk would fail too.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

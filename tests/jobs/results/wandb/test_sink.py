@@ -27,6 +27,9 @@ from tests.jobs.results.wandb.wandb_rows import FULL, MEMBERS, ROWS
 from tests.limits import GENEROUS_S
 from tests.paths import ROOT
 
+ENDED = {"given_up": 0, "restarts": 0, "restart_s": 0.0}
+"""The part of the summary that says how a job without restarts ended."""
+
 
 @pytest.fixture(autouse=True)
 def no_account(tmp_path, monkeypatch):
@@ -83,7 +86,7 @@ def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capf
         for r in [*ROWS, FULL]:
             journal.append(r)
             sink.log_row(r, MEMBERS)
-    sink.finish(exit_code=1, status="check_failed", more={"restarts": 0, "restart_s": 0.0})
+    sink.finish(exit_code=1, status="check_failed", more=ENDED)
 
     assert sink.complete
     assert sink.fallback_reason is None
@@ -137,7 +140,7 @@ def test_offline_run_is_found_by_leet_with_rows_config_and_summary(run_dir, capf
     of_first |= {"mosaic_gpu_in_graph_us": 90.0, "xla_in_graph_us": 150.0}
     assert {name: summary.get(f"{first}/{name}") for name in of_first} == of_first
     assert summary | {f"{second}/best": "ppermute", f"{second}/best_us": 200.0, f"{second}/check_passed": 1} == summary
-    of_run = {"status": "check_failed", "exit_code": 1, "rows": 5, "failed_checks": 1, "restarts": 0, "restart_s": 0.0}
+    of_run = {"status": "check_failed", "exit_code": 1, "rows": 5, "failed_checks": 1, **ENDED}
     assert set(of_run) == set(metrics.SUMMARY_OF_RUN)
     assert summary | of_run == summary
     run = next(record["run"] for record in records if record["type"] == "run")
