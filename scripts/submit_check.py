@@ -1,4 +1,4 @@
-"""What scripts/submit.sh checks before it uploads anything: ``submit_check.py ROOT EXCLUDES ID ADDRESS``.
+"""Checks that scripts/submit.sh makes before it uploads anything: ``submit_check.py ROOT EXCLUDES ID ADDRESS``.
 
 It prints the URL of the job server, or nothing if Ray has to find it. Exit codes: 2 the user's mistake, 3 no server.
 """

@@ -1,4 +1,4 @@
-"""What is left of a rank that died: the end of its output, and whether the kernel killed processes for their memory."""
+"""Last words of a rank that died: the end of its output, and processes that the kernel killed for lack of memory."""
 
 from __future__ import annotations
 

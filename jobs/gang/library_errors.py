@@ -19,7 +19,7 @@ _TOKEN_REFUSED = b"InvalidAuthToken"
 _TRACEBACK = "Traceback (most recent call last):\n"
 _RAISED = re.compile(r"^[^\W\d][\w.]*(?:: .*)?$", re.MULTILINE)
 _ABORTED = re.compile(r"Check failed: .*$", re.MULTILINE)
-# What others write behind a message: log lines, stacks of C++, the interpreter.
+# Text that others write behind a message: log lines, stacks of C++, the interpreter.
 _OTHER_OUTPUT = re.compile(r"^(?:[\[(]?\d{4}-\d\d-\d\d|\[.*\d{4}-\d\d-\d\d|\*\*\* |Fatal Python error)", re.MULTILINE)
 _MAX_FATAL_LINES = 20
 # Ray 2.60.0 (ray._private.utils.check_version_info): the driver's Ray or Python isn't the cluster's.

@@ -1,4 +1,4 @@
-"""What a submitted job's driver knows of its submission, and the code that its ranks need."""
+"""Submission of this driver's job: its id, its commit, and the code that its ranks need."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_hosts_that_are_well(three_hosts, tmp_path):
 
 @contextlib.contextmanager
 def resolving_to(host, ip):
-    """What the host's own name resolves to; with ``None`` it doesn't."""
+    """Let the host's own name resolve to ``ip``, or to nothing."""
     names = Path("/etc/netns", host.namespace, "hosts")
     healthy = names.read_text()
     names.write_text("127.0.0.1 localhost\n" + (f"{ip} {host.name}\n" if ip else ""))

@@ -126,7 +126,7 @@ def web_server():
 
 
 def refused(*args, **variables):
-    """What submit.sh prints and exits with, without a cluster and without waiting for one."""
+    """Exit code and output of submit.sh, without a cluster and without waiting for one."""
     with without_waiting():
         done = run([SUBMIT, *args], {**inherited_environment(), **variables})
     (line,) = done.stderr.splitlines()
