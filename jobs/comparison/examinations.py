@@ -76,12 +76,14 @@ def compared(base: Examination, new: Examination, *, fail_over: float | None, co
         if fail_over is not None and before and (after is None or after / before - 1 < -fail_over):
             regressions.append(f"{name}: {_speed(before)} GB/s became {_speed(after)}")
     losses += [f"{part} is gone" for part in sorted(base.parts - new.parts)]
-    for place in (place for place in base.verdicts if place in new.verdicts):
-        was, is_now = base.verdicts[place], new.verdicts[place]
+    losses += [f"link {name} is gone" for name in base.links if name not in new.links]
+    for place, is_now in new.verdicts.items():
+        # What BASE had nothing to say of was no warning.
+        was = base.verdicts.get(place, Verdict.unknown.value)
         if _ORDER.index(is_now) > max(_ORDER.index(was), _ORDER.index(Verdict.unknown.value)):
             losses.append(f"{place}: {was} became {is_now}")
     changes = [f"{part} is new" for part in sorted(new.parts - base.parts)]
-    changes += [f"link {name} is only in {side}" for side, name in _strays(base, new)]
+    changes += [f"link {name} is new" for name in new.links if name not in base.links]
     lines = [f"# BASE: {base.path}", f"# NEW: {new.path}", *(f"# {change}" for change in changes)]
     if fail_over is None:
         lines += [f"# {loss}" for loss in losses]
@@ -99,11 +101,6 @@ def _verdicts(findings: Sequence[dict[str, Any]]) -> dict[str, str]:
         place = f"{finding['check']} on {finding['where'].partition(' (')[0]}"
         worst[place] = max(worst.get(place, _ORDER[0]), finding["verdict"], key=_ORDER.index)
     return worst
-
-
-def _strays(base: Examination, new: Examination) -> list[tuple[str, str]]:
-    only_base = [("BASE", name) for name in base.links if name not in new.links]
-    return [*only_base, *(("NEW", name) for name in new.links if name not in base.links)]
 
 
 def _speed(bytes_per_s: float | None) -> str:

@@ -33,6 +33,11 @@ def conclude(settings: Settings, outcome: Outcome) -> None:
             pictures = _report(outcome)
             # Drawing runs callbacks and finalizers, which drop the exception of a signal.
             raise_if_stopped()
+    if settings.results.junit:
+        with outcome.recording():
+            lost = map(given_up, outcome.given_up)
+            cases = [*map(of_row, outcome.rows), *lost, whole(outcome.status, outcome.exit_code, outcome.error)]
+            write_junit(Path(settings.results.junit), "cmkernel", cases)
     if outcome.wandb is None or outcome.wandb.mode is not WandbMode.online:
         # The rest takes a moment. An online upload may take longer, so a signal can still stop it.
         settle_signals()
@@ -41,11 +46,6 @@ def conclude(settings: Settings, outcome: Outcome) -> None:
         settle_signals()
         for line in outcome.wandb.browse_lines():
             print(line, flush=True)
-    if settings.results.junit:
-        with outcome.recording():
-            lost = map(given_up, outcome.given_up)
-            cases = [*map(of_row, outcome.rows), *lost, whole(outcome.status, outcome.exit_code, outcome.error)]
-            write_junit(Path(settings.results.junit), "cmkernel", cases)
     print(f"# Results : {outcome.run_dir}", flush=True)
 
 

@@ -147,8 +147,8 @@ def refuse_unwritable(option: str, path: Path) -> None:
     """Raise ``UsageError`` if the file at ``path``, the value of ``option``, can't be written or made."""
     if not path.parent.is_dir():
         raise UsageError(f"{option}={path}: {path.parent} isn't a folder")
-    if path.is_dir():
-        raise UsageError(f"{option}={path} must be a file, and is a folder")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{option}={path} must be a file, and is a folder or a device")
     if path.exists() and not os.access(path, os.W_OK):
         raise UsageError(f"{option}={path}: the file isn't writable")
     try:

@@ -42,6 +42,14 @@ def worse(data):
     finding |= {"verdict": "fail", "where": finding["where"] + " (192.0.2.2)"}
 
 
+def another(data):
+    data["findings"].append({"check": "a new one", "where": "vm", "found": "79", "verdict": "fail", "mend": "reboot"})
+
+
+def without_the_link(data):
+    data["links"].clear()
+
+
 def test_the_same(capsys):
     assert compare.main([str(EXAMINED), str(EXAMINED.parent / "doctor.json"), "--fail-over", "1%"]) == 0
     out = capsys.readouterr().out
@@ -55,6 +63,8 @@ def test_the_same(capsys):
         (slower, "vm rank 0 - 1: 289 GB/s became 231"),
         (broken, "vm rank 0 - 1: 289 GB/s became broken"),
         (without_a_gpu, " of vm is gone"),
+        (another, "a new one on vm: n/a became fail"),
+        (without_the_link, "link vm rank 0 - 1 is gone"),
         (worse, "clock on vm: ok became fail"),
     ],
 )
