@@ -62,7 +62,7 @@ def compared(base: Examination, new: Examination, *, fail_over: float | None, co
     """The comparison as text, and its regressions.
 
     Regressions, looked for with ``fail_over`` alone: a link that lost more than this share of its bandwidth or broke, a
-    verdict that became worse, a host or a GPU that is gone.
+    verdict that became worse, a new warning or failure, a host, a GPU or a link that is gone.
     """
     losses, regressions = [], []
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -78,7 +78,7 @@ def compared(base: Examination, new: Examination, *, fail_over: float | None, co
     losses += [f"{part} is gone" for part in sorted(base.parts - new.parts)]
     losses += [f"link {name} is gone" for name in base.links if name not in new.links]
     for place, is_now in new.verdicts.items():
-        # What BASE had nothing to say of was no warning.
+        # A place that BASE doesn't have counts as one without a warning.
         was = base.verdicts.get(place, Verdict.unknown.value)
         if _ORDER.index(is_now) > max(_ORDER.index(was), _ORDER.index(Verdict.unknown.value)):
             losses.append(f"{place}: {was} became {is_now}")

@@ -29,7 +29,7 @@ def slow_ranks(rows: Sequence[AnyRow], min_tflops: float | None) -> list[str]:
             rate = flops(row.case) / time_us / 1e6
             best[key] = max(best.get(key, (0.0, floor)), (rate, floor))
     return [
-        f"{f'{island} ' if island else ''}rank {rank} has {rate:.3g} TFLOP/s on {case}, at least {floor:.3g} are needed"
+        f"{f'{island} ' if island else ''}rank {rank} has {rate:.4g} TFLOP/s on {case}, at least {floor:.4g} are needed"
         for (case, island, rank), (rate, floor) in best.items()
         if rate < floor
     ]

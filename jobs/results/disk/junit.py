@@ -76,7 +76,7 @@ def write_junit(path: Path, suite: str, cases: Sequence[TestCase]) -> None:
     root = ET.Element("testsuites")
     node = ET.SubElement(root, "testsuite", {"name": suite, "tests": str(len(cases)), **totals})
     for case in cases:
-        entry = ET.SubElement(node, "testcase", classname=case.group, name=case.name)
+        entry = ET.SubElement(node, "testcase", classname=_printable(case.group), name=_printable(case.name))
         if case.end is not End.passed:
             ET.SubElement(entry, case.end.value, message=_printable(case.text))
         elif case.text:

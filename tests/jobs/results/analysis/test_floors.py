@@ -36,7 +36,7 @@ def test_gpus_that_are_equally_slow_fail_by_default():
     assert slow_ranks([slowed(local, 1.2)], None) == []
     slow = slow_ranks([slowed(local, 2.0)], None)
     assert [text.split(" has ")[0] for text in slow] == ["rank 0", "rank 1"]
-    assert all(text.endswith("at least 445 are needed") for text in slow)
+    assert all(text.endswith("at least 445.2 are needed") for text in slow)
 
 
 def test_a_given_floor_counts_for_each_rank_and_size():
